@@ -1,0 +1,275 @@
+"""A batch: one decision, as rows that shall be, rows it relied on, and the events that say why.
+
+A store writes a batch whole or not at all, after comparing versions. It knows no rule beyond that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct, structs
+
+from stellwerk.core.events import AnyEvent
+from stellwerk.core.gates import Gate
+from stellwerk.core.run import Body, Run, When
+
+ROWS_PER_BUNCH = 1_000  # what may be large is done in bunches of this size, each in one batch
+ROWS_PER_BATCH_MAX = 25_000  # the largest request is 10,000 runs; a larger batch is a bug
+
+RowKey = tuple[str, ...]  # ("run", id) | ("record", kind, key) | ("gate", key, kind)
+
+
+class AddRun(Struct, frozen=True):
+    """A new row; its id must not be taken, nor its live key."""
+
+    run: Run
+    bodies: tuple[Body, ...] = ()
+
+
+class ChangeRun(Struct, frozen=True):
+    """The whole new row. Its version is the old one + 1; `lease_ms`, if given, is the lease end that was seen."""
+
+    run: Run
+    bodies: tuple[Body, ...] = ()
+    lease_ms: int | None = None
+
+
+class DropRun(Struct, frozen=True):
+    """The row, its bodies, logs and edges go."""
+
+    run_id: str
+    version: int
+
+
+class Edge(Struct, frozen=True):
+    parent: str
+    child: str
+    when: When = "succeeded"
+
+
+class Record(Struct, frozen=True):
+    """A small versioned thing by kind and key. `tag` is one short word to filter by; `added` an EventId."""
+
+    kind: str
+    key: str
+    version: int
+    body: bytes
+    tag: str = ""
+    alarm_ms: int | None = None
+    added: int = 0
+
+
+class PutRecord(Struct, frozen=True):
+    """The record as it shall be; the row must have version `record.version - 1` (0: must be absent)."""
+
+    record: Record
+
+
+class DropRecord(Struct, frozen=True):
+    kind: str
+    key: str
+    version: int
+
+
+class PutGate(Struct, frozen=True):
+    """The gate as it shall be; the row must have version `gate.version - 1` (0: must be absent)."""
+
+    gate: Gate
+
+
+class DropGate(Struct, frozen=True):
+    key: str
+    kind: str
+    version: int
+
+
+class RowVersion(Struct, frozen=True):
+    """A row that was read, is not written, and must be unchanged. Version 0: it must be absent."""
+
+    row: RowKey
+    version: int
+
+
+class Batch(Struct, frozen=True):
+    """One decision. `unparks` are keys of which the best `ROWS_PER_BUNCH` parked runs shall be claimable again."""
+
+    adds: tuple[AddRun, ...] = ()
+    changes: tuple[ChangeRun, ...] = ()
+    drops: tuple[DropRun, ...] = ()
+    edges: tuple[Edge, ...] = ()
+    records: tuple[PutRecord | DropRecord, ...] = ()
+    gates: tuple[PutGate | DropGate, ...] = ()
+    relied: tuple[RowVersion, ...] = ()
+    unparks: tuple[str, ...] = ()
+    events: tuple[AnyEvent, ...] = ()
+
+
+class Committed(Struct, frozen=True):
+    """The batch is in the store; `event_id` is that of its last event (or of the last before it, if it had none)."""
+
+    event_id: int
+    unparked: int = 0
+
+
+class Conflict(Struct, frozen=True):
+    """A row was not as it was when the batch was decided: read again, decide again."""
+
+    row: RowKey
+
+
+class AlreadyLive(Struct, frozen=True):
+    """Another live run holds the live key."""
+
+    live_key: str
+    run_id: str
+
+
+Receipt = Committed | Conflict | AlreadyLive
+
+
+class Claim(Struct, frozen=True):
+    """Take up to `limit` ready runs of a queue, best first. `only`: consider just these runs."""
+
+    queue: str
+    worker: str
+    limit: int
+    lease_ms: int
+    only: tuple[str, ...] = ()
+
+
+class ClaimedRun(Struct, frozen=True):
+    """A started run with the bodies that its spec names as inputs."""
+
+    run: Run
+    bodies: tuple[Body, ...] = ()
+
+
+class Claimed(Struct, frozen=True):
+    """`parked` held runs were put aside, and if `more`, a further look may find others behind them."""
+
+    runs: tuple[ClaimedRun, ...] = ()
+    parked: int = 0
+    more: bool = False
+    refused: tuple[tuple[str, Gate], ...] = ()  # with `only`: what held the others
+
+
+class Applied(Struct, frozen=True):
+    """The answer to one call. `events` are all events of the call in order, numbered from `first_event_id`.
+
+    `claimable` are the queues in which runs became claimable.
+    """
+
+    receipts: tuple[Receipt, ...]
+    claimed: tuple[Claimed, ...]
+    first_event_id: int
+    events: tuple[AnyEvent, ...]
+    claimable: frozenset[str] = frozenset()
+
+
+def changed(run: Run, *, bodies: tuple[Body, ...] = (), lease_ms: int | None = None) -> ChangeRun:
+    """The change that writes `run`, decided on the version it still carries."""
+    return ChangeRun(structs.replace(run, version=run.version + 1), bodies, lease_ms)
+
+
+def rows_compared(batch: Batch) -> Iterator[tuple[RowKey, int]]:
+    """Every row of a batch with the version that it must have now (0: absent)."""
+    for add in batch.adds:
+        yield ("run", add.run.id), 0
+    for change in batch.changes:
+        yield ("run", change.run.id), change.run.version - 1
+    for drop in batch.drops:
+        yield ("run", drop.run_id), drop.version
+    for record in batch.records:
+        if isinstance(record, PutRecord):
+            yield ("record", record.record.kind, record.record.key), record.record.version - 1
+        else:
+            yield ("record", record.kind, record.key), record.version
+    for gate in batch.gates:
+        if isinstance(gate, PutGate):
+            yield ("gate", gate.gate.key, gate.gate.kind), gate.gate.version - 1
+        else:
+            yield ("gate", gate.key, gate.kind), gate.version
+    for relied in batch.relied:
+        yield relied.row, relied.version
+
+
+def check_batches(
+    batches: Sequence[Batch],
+    version_of: Callable[[RowKey], int],
+    holder_of: Callable[[str], str | None],
+    lease_of: Callable[[str], int | None],
+) -> list[Conflict | AlreadyLive | None]:
+    """Which batches of a call stand (None), in order; each sees what the ones before it wrote.
+
+    `version_of` answers 0 for an absent row, `holder_of` the live run that holds a live key, `lease_of` the lease end
+    of a running run.
+    """
+    versions: dict[RowKey, int] = {}
+    holders: dict[str, str | None] = {}
+    held_by: dict[str, str] = {}  # run → live key, for runs added by this call
+    verdicts: list[Conflict | AlreadyLive | None] = []
+    for batch in batches:
+        problem = _problem(batch, versions, holders, version_of, holder_of, lease_of)
+        verdicts.append(problem)
+        if problem is None:
+            _note(batch, versions, holders, held_by, holder_of)
+    return verdicts
+
+
+def _problem(
+    batch: Batch,
+    versions: dict[RowKey, int],
+    holders: dict[str, str | None],
+    version_of: Callable[[RowKey], int],
+    holder_of: Callable[[str], str | None],
+    lease_of: Callable[[str], int | None],
+) -> Conflict | AlreadyLive | None:
+    for row, wanted in rows_compared(batch):
+        if (versions[row] if row in versions else version_of(row)) != wanted:
+            return Conflict(row)
+    for change in batch.changes:
+        if change.lease_ms is not None and ("run", change.run.id) not in versions:
+            if lease_of(change.run.id) != change.lease_ms:
+                return Conflict(("run", change.run.id))
+    taken: set[str] = set()
+    for add in batch.adds:
+        live_key = add.run.live_key
+        if live_key is None:
+            continue
+        holder = holders[live_key] if live_key in holders else holder_of(live_key)
+        if holder is not None:
+            return AlreadyLive(live_key, holder)
+        if live_key in taken:
+            return AlreadyLive(live_key, next(a.run.id for a in batch.adds if a.run.live_key == live_key))
+        taken.add(live_key)
+    return None
+
+
+def _note(
+    batch: Batch,
+    versions: dict[RowKey, int],
+    holders: dict[str, str | None],
+    held_by: dict[str, str],
+    holder_of: Callable[[str], str | None],
+) -> None:
+    """Remember what a standing batch writes, for the batches behind it in the same call."""
+    for row, version in rows_compared(batch):
+        versions[row] = version + 1
+    for relied in batch.relied:
+        versions[relied.row] = relied.version
+    for drop in batch.drops:
+        versions["run", drop.run_id] = 0
+    for item in batch.records:
+        if isinstance(item, DropRecord):
+            versions["record", item.kind, item.key] = 0
+    for gate in batch.gates:
+        if isinstance(gate, DropGate):
+            versions["gate", gate.key, gate.kind] = 0
+    for add in batch.adds:
+        if add.run.live_key is not None:
+            holders[add.run.live_key] = add.run.id
+            held_by[add.run.id] = add.run.live_key
+    for change in batch.changes:
+        if change.run.live_key is None and change.run.id in held_by:
+            holders[held_by.pop(change.run.id)] = None

@@ -1,0 +1,1 @@
+"""Doing the work: processes, warm Python children, threads, output."""

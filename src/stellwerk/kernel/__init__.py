@@ -1,0 +1,1 @@
+"""The shell around the core: reads, asks the core, commits, wakes."""

@@ -1,0 +1,1 @@
+"""Truth: rows and journal move together or not at all."""
