@@ -131,7 +131,8 @@ async def main() -> None:
                 keeper_s.append(await side.run(RUNS, in_flight))
             ratios = " ".join(f"{ours / theirs:.2f}" for ours, theirs in zip(keeper_s, bare_s, strict=True))
             print(
-                f"spawn, {in_flight:3} in flight: bare {RUNS / min(bare_s):5.0f}/s, keeper {RUNS / min(keeper_s):5.0f}/s,"
+                f"spawn, {in_flight:3} in flight: bare {RUNS / min(bare_s):5.0f}/s,"
+                f" keeper {RUNS / min(keeper_s):5.0f}/s,"
                 f" wall time ratio {sum(keeper_s) / sum(bare_s):.2f} (rounds {ratios})"
             )
         await side.close()

@@ -40,7 +40,8 @@ class Tables(Struct):
     runs: dict[str, Run] = {}
     edges: dict[tuple[str, str], When] = {}  # (parent, child) → when
     gates: dict[tuple[str, str], Gate] = {}
-    children: dict[str, set[str]] = {}  # parent → all that ever named it, while it was known or before
+    children: dict[str, set[str]] = {}  # parent → children, the edges again
+    parents: set[str] = set()  # all that were ever named as a parent
     last: int = 0
 
 
@@ -88,10 +89,10 @@ def _fold_run(tables: Tables, event_id: int, event: RunEvent) -> None:
             raise ImpossibleEvent(f"run {event.run} was added twice")
         _add(tables, event_id, event)
         return
+    if isinstance(event, ResultRejected):
+        return  # a word that did not count changes no row, and its run may be gone
     run = tables.runs.get(event.run)
     if run is None:
-        if isinstance(event, ResultRejected):
-            return  # its run was dropped meanwhile: a late word about it changes nothing
         raise ImpossibleEvent(f"{type(event).__name__} of run {event.run}, which is not there")
     if isinstance(event, RunReadied) and run.waits_for > 0:
         raise ImpossibleEvent(f"run {run.id} was readied while it waited for {run.waits_for} parents")
@@ -109,14 +110,16 @@ def _add(tables: Tables, event_id: int, event: RunAdded) -> None:
     for parent in event.spec.parents:
         tables.edges[parent.run_id, event.run] = parent.when
         tables.children.setdefault(parent.run_id, set()).add(event.run)
+        tables.parents.add(parent.run_id)
 
 
 def _drop(tables: Tables, run_id: str) -> None:
-    del tables.runs[run_id]
+    for parent in tables.runs.pop(run_id).spec.parents:
+        tables.edges.pop((parent.run_id, run_id), None)
+        tables.children.get(parent.run_id, set()).discard(run_id)
     for child in tables.children.pop(run_id, set()):
-        tables.edges.pop((run_id, child), None)
-    for place in [place for place in tables.edges if place[1] == run_id]:
-        del tables.edges[place]
+        del tables.edges[run_id, child]
+    tables.parents.discard(run_id)
 
 
 def _tell_children(tables: Tables, parent: Run) -> None:
@@ -168,7 +171,7 @@ def _run_differences(tables: Tables, folded: Run, stored: Run, is_owed: bool) ->
             yield f"run {folded.id}: {name} is {getattr(stored, name)!r}, by the journal {getattr(folded, name)!r}"
     if not folded.changed <= stored.changed <= tables.last:
         yield f"run {folded.id}: changed is {stored.changed}, its last event {folded.changed}"
-    if stored.has_children and not tables.children.get(folded.id):
+    if stored.has_children and folded.id not in tables.parents:
         yield f"run {folded.id} has children, by the journal it has none"
     live_children = [
         child for child in _children(tables, folded.id) if child.state is State.WAITING and child.waits_for
@@ -178,9 +181,9 @@ def _run_differences(tables: Tables, folded: Run, stored: Run, is_owed: bool) ->
 
 
 def _gate_differences(tables: Tables, stored: Iterable[Gate]) -> Iterator[str]:
-    found = {(gate.key, gate.kind): gate for gate in stored}
+    found: dict[tuple[str, str], Gate] = {(gate.key, gate.kind): gate for gate in stored}
     for place in sorted({*found, *tables.gates}):
-        shown = None if place not in found else found[place]
+        shown = found.get(place)
         folded = tables.gates.get(place)
         if shown is None or folded is None:
             yield f"gate {place} is only in the {'journal' if shown is None else 'store'}"

@@ -29,7 +29,14 @@ def length(text: str) -> int:
 
 
 def describe(run: Any, *, loud: bool = False) -> dict[str, Any]:
-    return {"id": run.id, "attempt": run.attempt, "scope": run.scope, "name": run.name, "labels": dict(run.labels), "loud": loud}
+    return {
+        "id": run.id,
+        "attempt": run.attempt,
+        "scope": run.scope,
+        "name": run.name,
+        "labels": dict(run.labels),
+        "loud": loud,
+    }
 
 
 def run_in_the_middle(a: int, run: Any, b: int) -> list[Any]:
@@ -104,7 +111,7 @@ def disturb(path: str) -> None:
     os.environ.pop("HOME", None)
     os.chdir(path)
     CONTEXT.set("touched")
-    sys.stdout = None  # type: ignore[assignment]
+    sys.stdout = None
     os.close(1)
     (Path(os.environ["STELLWERK_TMP"]) / "file").write_text("x")
     signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -224,11 +231,12 @@ def parent_pid() -> int:
 
 
 def leave_daemons(pids: str, then_wait: bool) -> None:
-    """Three processes of their own session, orphaned, without environment; one of them keeps writing."""
-    script = "setsid sh -c 'echo $$ >> {0}; exec sleep 1000' & setsid sh -c 'echo $$ >> {0}; while :; do echo mine; done' & exit"
+    """Four processes, each a session of its own, orphaned, without environment; two of them write for ever."""
+    asleep = f"setsid sh -c 'echo $$ >> {pids}; exec sleep 1000'"
+    writing = f"setsid sh -c 'echo $$ >> {pids}; while :; do echo mine; done'"
     for _ in range(2):
-        subprocess.run(["/bin/sh", "-c", script.format(pids)], check=True, env={"PATH": os.environ["PATH"]})
-    while len(Path(pids).read_text().split()) < 4 if Path(pids).exists() else True:
+        subprocess.run(["/bin/sh", "-c", f"{asleep} & {writing} & exit"], check=True, env={"PATH": os.environ["PATH"]})
+    while not Path(pids).exists() or len(Path(pids).read_text().split()) < 4:
         time.sleep(0.002)
     if then_wait:
         wait_for_ever()

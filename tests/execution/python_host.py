@@ -13,6 +13,7 @@ from tests.execution.python_rig import process_rig
 async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with process_rig(Path(folder)) as rig:
+            await rig.call("nothing")
             run_id = rig.begin("say_pid_and_wait", lease_deadline_boot_ms=boot_ms() + 2_000)
             await rig.until_written(run_id, "\n")
             print(rig.output.of(run_id).strip(), flush=True)

@@ -1,4 +1,7 @@
-"""A real host process to be killed: `NASTY_TOKEN=… python small_host.py LEASE_MS`. Says on stdout what it hears, as JSON lines."""
+"""A real host process to be killed: `NASTY_TOKEN=… python small_host.py LEASE_MS`.
+
+It says what it hears as JSON lines on stdout.
+"""
 
 from __future__ import annotations
 

@@ -88,7 +88,9 @@ async def test_the_error_is_a_traceback_without_our_frames(rig: Rig) -> None:
     assert "stellwerk" not in "".join(line for line in lines if line.startswith("  File")).replace(str(Path.cwd()), "")
 
 
-@pytest.mark.parametrize(("function", "last"), [("exit_with_code", "SystemExit: 3"), ("interrupt", "KeyboardInterrupt")])
+@pytest.mark.parametrize(
+    ("function", "last"), [("exit_with_code", "SystemExit: 3"), ("interrupt", "KeyboardInterrupt")]
+)
 async def test_what_would_end_a_process_is_a_failure_only(rig: Rig, function: str, last: str) -> None:
     assert failure(await rig.call(function)).error.endswith(last)
     assert result(await rig.call("add", [1, 2])) == 3
@@ -138,7 +140,10 @@ async def test_prints_of_many_calls_go_to_their_own_run(rig: Rig) -> None:
     for number, run in enumerate(runs):
         token = f"token{number}"
         assert sorted(rig.output.of(run.run_id).splitlines()) == [
-            f"{token} 0", f"{token} 1", f"{token} 2", f"{token} bytes",
+            f"{token} 0",
+            f"{token} 1",
+            f"{token} 2",
+            f"{token} bytes",
         ]
         assert rig.output.errors_of(run.run_id) == f"{token} error\n"
 
@@ -194,22 +199,22 @@ async def test_a_call_given_up_by_the_store_is_stopped(rig: Rig) -> None:
     assert failure(await rig.end_of(run_id)).reason == "stopped"
 
 
-async def test_stopping_one_waiting_call_loses_and_doubles_no_other(rig: Rig, tmp_path: Path) -> None:
-    await rig.ends_of([rig.begin("nothing") for _ in range(50)])
-    for turn in range(10):
-        notes, go = tmp_path / f"notes-{turn}", tmp_path / f"go-{turn}"
-        first = [rig.attempt("note_and_wait", [str(notes), f"first{number}", str(go)]) for number in range(4)]
-        queued = [rig.attempt("note", [str(notes), f"queued{number}"]) for number in range(12)]
-        rig.executor.start([*first, *queued])
-        rig.executor.stop(queued[turn].run_id, 1, 0)
-        assert failure(await rig.end_of(queued[turn].run_id)).reason == "stopped"
-        go.touch()
-        rest = [run.run_id for run in [*first, *queued] if run is not queued[turn]]
-        assert await rig.ends_of(rest) == [Succeeded()] * 15
-        noted = sorted(notes.read_text().split())
-        expected = [f"first{number}" for number in range(4)]
-        expected += [f"queued{number}" for number in range(12) if number != turn]
-        assert noted == sorted(expected)
+@pytest.mark.parametrize("kind", ["process", "thread"])
+async def test_stopping_one_waiting_call_loses_and_doubles_no_other(kind: str, tmp_path: Path) -> None:
+    async with process_rig(tmp_path, children=1) if kind == "process" else thread_rig(threads=1) as rig:
+        await rig.ends_of([rig.begin("nothing") for _ in range(50)])  # now calls are queued in the child itself
+        for turn in range(12):
+            notes, go = tmp_path / f"notes-{turn}", tmp_path / f"go-{turn}"
+            first = rig.attempt("note_and_wait", [str(notes), "first", str(go)])
+            queued = [rig.attempt("note", [str(notes), f"queued{number}"]) for number in range(12)]
+            rig.executor.start([first, *queued])
+            rig.executor.stop(queued[turn].run_id, 1, 0)
+            assert failure(await rig.end_of(queued[turn].run_id)).reason == "stopped"
+            go.touch()
+            rest = [run.run_id for run in [first, *queued] if run is not queued[turn]]
+            assert await rig.ends_of(rest) == [Succeeded()] * 12
+            expected = ["first", *(f"queued{number}" for number in range(12) if number != turn)]
+            assert notes.read_text().split() == expected
 
 
 async def test_closing_returns_what_waits_and_what_runs(rig: Rig) -> None:

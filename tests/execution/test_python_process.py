@@ -37,7 +37,9 @@ async def test_output_of_every_kind_goes_to_its_own_run(rig: Rig) -> None:
     for number, run in enumerate(runs):
         token, way = f"t{number}", ways[number % 12]
         # A print and a raw write keep their order: the text stream is flushed at every line.
-        expected = [f"{token} {word}" for letter, word in [("p", "printed"), ("r", "raw"), ("s", "shell")] if letter in way]
+        expected = [
+            f"{token} {word}" for letter, word in [("p", "printed"), ("r", "raw"), ("s", "shell")] if letter in way
+        ]
         expected += [f"{token} unfinished"] if "u" in way else []
         errors = [f"{token} {word}" for letter, word in [("e", "error"), ("s", "shell error")] if letter in way]
         assert rig.output.of(run.run_id).splitlines() == expected
@@ -94,7 +96,9 @@ async def test_only_allowed_packages_are_called(tmp_path: Path) -> None:
         assert "package 'os' is not among those allowed here (python_functions)" in refused.error
 
 
-@pytest.mark.parametrize(("function", "text"), [("end_process", "exited with code 7"), ("kill_own_process", "signal 9")])
+@pytest.mark.parametrize(
+    ("function", "text"), [("end_process", "exited with code 7"), ("kill_own_process", "signal 9")]
+)
 async def test_a_call_that_ends_its_process_is_lost_alone(rig: Rig, tmp_path: Path, function: str, text: str) -> None:
     await rig.ends_of([rig.begin("nothing") for _ in range(50)])
     notes = tmp_path / "notes"
@@ -112,6 +116,8 @@ async def test_a_child_killed_from_outside_loses_its_call_and_keeps_its_output(r
     pid = result(await rig.call("pid"))
     assert isinstance(pid, int)
     os.kill(pid, signal.SIGKILL)
+    while exists(pid):  # a call given to it meanwhile might rightly be lost
+        await asyncio.sleep(0.01)
     assert isinstance(result(await rig.call("pid")), int)
     run_id = rig.begin("kill_own_process")
     end = await rig.end_of(run_id)
@@ -133,19 +139,31 @@ async def test_what_a_call_left_running_is_gone_when_it_ends(rig: Rig, tmp_path:
     assert "mine\n" not in rig.output.of(after)
 
 
-@pytest.mark.parametrize("way", ["timeout", "stopped"])
-async def test_ending_a_call_early_ends_all_it_started(rig: Rig, tmp_path: Path, way: str) -> None:
+async def test_stopping_a_call_ends_all_it_started(rig: Rig, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    run_id = rig.begin("leave_daemons", [str(pids), True], timeout_ms=3_000 if way == "timeout" else None)
+    run_id = rig.begin("leave_daemons", [str(pids), True])
     await rig.until_written(run_id, "waiting")
-    left = [int(pid) for pid in pids.read_text().split()]
-    assert len(left) == 4
-    if way == "stopped":
-        rig.executor.stop(run_id, 1, 0)
+    rig.executor.stop(run_id, 1, 0)
     end = await rig.end_of(run_id)
     assert isinstance(end, Failed)
-    assert end.reason == way
+    assert end.reason == "stopped"
+    left = [int(pid) for pid in pids.read_text().split()]
+    assert len(left) == 4
     assert not [pid for pid in left if exists(pid)]
+    assert await rig.call("nothing") == Succeeded()
+
+
+async def test_a_call_over_its_time_ends_with_all_it_started(rig: Rig, tmp_path: Path) -> None:
+    left: list[int] = []
+    timeout_ms = 300
+    while len(left) < 4:  # on a slow machine it may not have started them all in that time
+        timeout_ms *= 2
+        pids = tmp_path / f"pids-{timeout_ms}"
+        end = await rig.call("leave_daemons", [str(pids), True], timeout_ms=timeout_ms)
+        assert isinstance(end, Failed)
+        assert end.reason == "timeout"
+        left = [int(pid) for pid in pids.read_text().split()] if pids.exists() else []
+        assert not [pid for pid in left if exists(pid)]
     assert await rig.call("nothing") == Succeeded()
 
 
@@ -236,14 +254,15 @@ async def test_a_call_whose_lease_is_over_does_not_begin(rig: Rig, tmp_path: Pat
 
 
 async def test_a_call_is_killed_when_its_lease_ends_and_the_next_finds_another_child(rig: Rig) -> None:
-    end = await rig.call("wait_for_ever", lease_deadline_boot_ms=boot_ms() + 400)
+    await rig.call("nothing")
+    end = await rig.call("wait_for_ever", lease_deadline_boot_ms=boot_ms() + 1_000)
     assert isinstance(end, Lost)
     assert "lease" in end.error
     assert await rig.call("nothing") == Succeeded()
 
 
 async def test_a_renewed_lease_keeps_the_call_alive(rig: Rig) -> None:
-    first_deadline = boot_ms() + 700
+    first_deadline = boot_ms() + 1_000
     run_id = rig.begin("wait_for_boot_ms", [first_deadline + 200], lease_deadline_boot_ms=first_deadline)
     rig.executor.renew(first_deadline + 60_000, [])
     assert result(await rig.end_of(run_id)) == "passed"
@@ -251,12 +270,13 @@ async def test_a_renewed_lease_keeps_the_call_alive(rig: Rig) -> None:
 
 async def test_an_idle_child_outlives_the_leases_of_its_calls(tmp_path: Path) -> None:
     async with process_rig(tmp_path, children=1) as rig:
-        deadline = boot_ms() + 600
-        pids = {result(await rig.call("pid", lease_deadline_boot_ms=deadline)) for _ in range(20)}
+        await rig.call("nothing")
+        deadline = boot_ms() + 1_000
+        pid = result(await rig.call("pid", lease_deadline_boot_ms=deadline))
         while boot_ms() < deadline + 200:
             await asyncio.sleep(0.01)
-        assert all(exists(pid) for pid in pids if isinstance(pid, int))
-        assert result(await rig.call("pid")) in pids
+        assert isinstance(pid, int)
+        assert exists(pid)
 
 
 async def test_calls_fail_with_a_reason_when_no_child_can_be_started(tmp_path: Path) -> None:

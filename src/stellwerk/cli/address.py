@@ -65,8 +65,9 @@ def find_address(asked: Asked, environ: Mapping[str, str], folder: Path, *, need
         source = "--url" if asked.url else "STELLWERK_URL"
         is_tls, host, port, prefix = _parse_url(url, source)
     else:
-        is_tls, prefix = False, ""
-        host, port = _listening(config, environ)
+        server = _part(config, "server")
+        is_tls, prefix = bool(_part(server, "tls").get("cert")), ""
+        host, port = _listening(server, environ)
     return Address(is_tls, host, port, prefix, token, token_from)
 
 
@@ -87,10 +88,12 @@ def _parse_url(url: str, source: str) -> tuple[bool, str, int, str]:
     return is_tls, parts.hostname, port or (443 if is_tls else 80), parts.path.rstrip("/")
 
 
-def _listening(config: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str, int]:
-    server = config.get("server")
-    if not isinstance(server, dict):
-        server = {}
+def _part(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = settings.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _listening(server: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str, int]:
     host = environ.get("STELLWERK_HOST") or server.get("host")
     host = host if isinstance(host, str) else HOST_DEFAULT
     port = environ.get("STELLWERK_PORT") or server.get("port")
@@ -129,10 +132,16 @@ def _find_token(
             return _checked(environ[name], name), name
     data = asked.data or (Path(environ["STELLWERK_DATA"]) if environ.get("STELLWERK_DATA") else None)
     if data is not None:
-        path = folder / data / TOKEN_FILE
+        path = folder / data.expanduser() / TOKEN_FILE
     else:
+        # A host that was given its token by the file of settings has made none of its own.
+        set_token = _part(config, "server").get("admin_token")
+        if isinstance(set_token, str) and set_token:
+            source = "server.admin_token in the file of settings"
+            return _checked(set_token, source), source
         written = config.get("data")
-        path = beside / (written if isinstance(written, str) and written else DATA_DEFAULT) / TOKEN_FILE
+        name = written if isinstance(written, str) and written else DATA_DEFAULT
+        path = beside / Path(name).expanduser() / TOKEN_FILE
     source = f"the file {path}"
     return _read_token(path, source, is_asked_for=False), source
 
@@ -142,7 +151,9 @@ def _read_token(path: Path, source: str, *, is_asked_for: bool) -> str | None:
         with path.open(encoding="utf-8", errors="replace") as file:
             text = file.read(TOKEN_CHARS_MAX + 1)
     except PermissionError:
-        raise exits.Quit(f"{source} may not be read by this user; its owner may, or set STELLWERK_TOKEN", 4) from None
+        raise exits.Quit(
+            f"{source} may not be read by this user; its owner may, or set STELLWERK_TOKEN", exits.NO_RIGHT
+        ) from None
     except OSError as error:
         if is_asked_for:
             raise exits.Quit(f"{source} cannot be read: {error.strerror}; check --token-file", exits.USAGE) from None

@@ -9,7 +9,7 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, urlencode
 
@@ -21,6 +21,7 @@ ANSWER_S = 60.0  # a bulk verb over many runs may take a while
 QUIET_S = 75.0  # a stream that is silent for so long is opened again: its host may be gone without a word
 RECONNECT_S_MAX = 60.0  # a restarted host is back by then
 PAUSE_S_FIRST, PAUSE_S_MAX = 0.1, 3.0
+PATIENCE_S = 1.0  # a shorter loss is not worth a word
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
 STREAM_LINE_BYTES_MAX = 16 * 1024 * 1024
 READ_BYTES = 64 * 1024
@@ -67,9 +68,10 @@ class Sleep(Protocol):
 class Client:
     """Talks to one host. Each request has its own connection: a command makes few, and none can be stale."""
 
-    def __init__(self, address: Address, sleep: Sleep = time.sleep) -> None:
+    def __init__(self, address: Address, sleep: Sleep = time.sleep, say: Callable[[str], None] | None = None) -> None:
         self.address = address
         self._sleep = sleep
+        self._say = say
 
     def get(self, path: str, query: Query | None = None, *, also: frozenset[int] = frozenset()) -> Any:
         """The JSON document at a path. Statuses in `also` are answers, not errors."""
@@ -129,6 +131,8 @@ class Client:
                 if (is_first and lost.is_fresh) or away_s >= RECONNECT_S_MAX:
                     raise self._no_host(lost, "GET") from lost
                 is_first = is_first and lost.is_fresh
+                if away_s < PATIENCE_S <= away_s + pause_s and self._say is not None:
+                    self._say(f"the connection to {self.address.url} is lost ({lost}); trying again")
             self._sleep(pause_s)
             away_s += pause_s
             pause_s = min(pause_s * 2, PAUSE_S_MAX)

@@ -141,9 +141,10 @@ def connect(options: dict[str, Any], *, needs_token: bool = True) -> Client:
     # Here, not above: `--help` of a command needs no HTTP.
     from stellwerk.cli.address import find_address
     from stellwerk.cli.http_client import Client
+    from stellwerk.cli.show import note
 
     asked = Asked(*(options.pop(name) for name in HOST_OPTIONS))
-    return Client(find_address(asked, os.environ, Path.cwd(), needs_token=needs_token))
+    return Client(find_address(asked, os.environ, Path.cwd(), needs_token=needs_token), say=note)
 
 
 def run_filter(options: dict[str, Any]) -> Query:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import errno
 import os
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from stellwerk.core.errors import Refused, Unavailable
 @click.option("--store", metavar="URL", help="Where the runs are kept.  [default: SQLite in the data folder]")
 @click.option("--host", metavar="ADDRESS", help="The address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65_535), help="The port to listen on.  [default: 8765]")
-@click.option("--workers", type=click.IntRange(0, 10_000), help="Slots of the queue `default`.  [default: 16]")
+@click.option("--workers", type=click.IntRange(0, 1_000), help="Slots of the queue `default`.  [default: 16]")
 def up(
     *,
     config: Path | None,
@@ -40,16 +40,22 @@ def up(
     given = {"data": data, "store": store, "host": host, "port": port, "workers": workers}
     flags: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     # Here, not above: a host is heavy, and every other command does without it.
-    settings_module = importlib.import_module("stellwerk.kernel.settings")
+    from stellwerk.kernel.settings import load_settings
+
     try:
-        settings = settings_module.load_settings(config, os.environ, flags)
+        settings = load_settings(config, os.environ, flags)
     except Refused as refused:
         raise exits.Quit(refused.message, exits.USAGE) from refused
-    assemble = importlib.import_module("stellwerk.assemble")
+    from stellwerk.assemble import run_host
+
     try:
-        return int(assemble.run_host(settings))
+        return run_host(settings)
     except Refused as refused:
         is_file = exits.AT_A_LINE.match(refused.message) is not None
         raise exits.Quit(refused.message, exits.USAGE if is_file else exits.REFUSED) from refused
     except Unavailable as unavailable:
         raise exits.Quit(unavailable.message, exits.REFUSED) from unavailable
+    except OSError as error:
+        if error.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES}:
+            raise
+        raise exits.Quit(f"the host cannot listen: {error.strerror or error}. Try another --port.") from error

@@ -6,8 +6,6 @@ A store writes a batch whole or not at all, after comparing versions. It knows n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
-
 from msgspec import Struct, structs
 
 from stellwerk.core.events import AnyEvent
@@ -205,71 +203,84 @@ def check_batches(
     `version_of` answers 0 for an absent row, `holder_of` the live run that holds a live key, `lease_of` the lease end
     of a running run.
     """
-    versions: dict[RowKey, int] = {}
-    holders: dict[str, str | None] = {}
-    held_by: dict[str, str] = {}  # run → live key, for runs added by this call
+    written = _Written(version_of, holder_of, lease_of)
     verdicts: list[Conflict | AlreadyLive | None] = []
     for batch in batches:
-        problem = _problem(batch, versions, holders, version_of, holder_of, lease_of)
+        problem = written.problem(batch)
         verdicts.append(problem)
         if problem is None:
-            _note(batch, versions, holders, held_by, holder_of)
+            written.note(batch)
     return verdicts
 
 
-def _problem(
-    batch: Batch,
-    versions: dict[RowKey, int],
-    holders: dict[str, str | None],
-    version_of: Callable[[RowKey], int],
-    holder_of: Callable[[str], str | None],
-    lease_of: Callable[[str], int | None],
-) -> Conflict | AlreadyLive | None:
-    for row, wanted in rows_compared(batch):
-        if (versions[row] if row in versions else version_of(row)) != wanted:
-            return Conflict(row)
-    for change in batch.changes:
-        if change.lease_ms is not None and ("run", change.run.id) not in versions:
-            if lease_of(change.run.id) != change.lease_ms:
-                return Conflict(("run", change.run.id))
-    taken: set[str] = set()
-    for add in batch.adds:
-        live_key = add.run.live_key
-        if live_key is None:
-            continue
-        holder = holders[live_key] if live_key in holders else holder_of(live_key)
-        if holder is not None:
-            return AlreadyLive(live_key, holder)
-        if live_key in taken:
-            return AlreadyLive(live_key, next(a.run.id for a in batch.adds if a.run.live_key == live_key))
-        taken.add(live_key)
-    return None
+class _Written:
+    """The store as the next batch of a call sees it: what is there, under what the call has written so far."""
+
+    def __init__(
+        self,
+        version_of: Callable[[RowKey], int],
+        holder_of: Callable[[str], str | None],
+        lease_of: Callable[[str], int | None],
+    ) -> None:
+        self._version_of = version_of
+        self._holder_of = holder_of
+        self._lease_of = lease_of
+        self._versions: dict[RowKey, int] = {}
+        self._holders: dict[str, str] = {}  # live keys taken by runs of this call
+        self._freed: set[str] = set()  # runs that gave their live key up in this call
+
+    def problem(self, batch: Batch) -> Conflict | AlreadyLive | None:
+        """Why a batch does not stand; None if it does."""
+        for row, wanted in rows_compared(batch):
+            if (self._versions[row] if row in self._versions else self._version_of(row)) != wanted:
+                return Conflict(row)
+        for change in batch.changes:
+            row = ("run", change.run.id)
+            # A row that this call wrote has the lease that it wrote.
+            if change.lease_ms is not None and row not in self._versions:
+                if self._lease_of(change.run.id) != change.lease_ms:
+                    return Conflict(row)
+        freed = _freed(batch)
+        taken: dict[str, str] = {}
+        for add in batch.adds:
+            if add.run.live_key is None:
+                continue
+            holder = taken.get(add.run.live_key) or self._holder(add.run.live_key, freed)
+            if holder is not None:
+                return AlreadyLive(add.run.live_key, holder)
+            taken[add.run.live_key] = add.run.id
+        return None
+
+    def _holder(self, live_key: str, freed: set[str]) -> str | None:
+        holder = self._holders.get(live_key)
+        if holder is None or holder in freed:
+            holder = self._holder_of(live_key)
+        return None if holder in freed or holder in self._freed else holder
+
+    def note(self, batch: Batch) -> None:
+        """Remember what a standing batch writes, for the batches behind it."""
+        relied = {item.row for item in batch.relied}
+        for row, version in rows_compared(batch):
+            if row not in relied:
+                self._versions[row] = version + 1
+        for change in batch.changes:
+            self._versions["run", change.run.id] = change.run.version
+        for drop in batch.drops:
+            self._versions["run", drop.run_id] = 0
+        for item in batch.records:
+            if isinstance(item, DropRecord):
+                self._versions["record", item.kind, item.key] = 0
+        for gate in batch.gates:
+            if isinstance(gate, DropGate):
+                self._versions["gate", gate.key, gate.kind] = 0
+        self._freed |= _freed(batch)
+        for add in batch.adds:
+            if add.run.live_key is not None:
+                self._holders[add.run.live_key] = add.run.id
 
 
-def _note(
-    batch: Batch,
-    versions: dict[RowKey, int],
-    holders: dict[str, str | None],
-    held_by: dict[str, str],
-    holder_of: Callable[[str], str | None],
-) -> None:
-    """Remember what a standing batch writes, for the batches behind it in the same call."""
-    for row, version in rows_compared(batch):
-        versions[row] = version + 1
-    for relied in batch.relied:
-        versions[relied.row] = relied.version
-    for drop in batch.drops:
-        versions["run", drop.run_id] = 0
-    for item in batch.records:
-        if isinstance(item, DropRecord):
-            versions["record", item.kind, item.key] = 0
-    for gate in batch.gates:
-        if isinstance(gate, DropGate):
-            versions["gate", gate.key, gate.kind] = 0
-    for add in batch.adds:
-        if add.run.live_key is not None:
-            holders[add.run.live_key] = add.run.id
-            held_by[add.run.id] = add.run.live_key
-    for change in batch.changes:
-        if change.run.live_key is None and change.run.id in held_by:
-            holders[held_by.pop(change.run.id)] = None
+def _freed(batch: Batch) -> set[str]:
+    """Runs that hold no live key after this batch."""
+    gone = {drop.run_id for drop in batch.drops}
+    gone.update(change.run.id for change in batch.changes if change.run.live_key is None)
+    return gone

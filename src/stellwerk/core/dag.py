@@ -32,7 +32,10 @@ def child_after(parent: Run, child: Run, when: When, now_ms: int, actor: str) ->
     """What the end of `parent` makes of a waiting child: ready, cancelled, or one parent fewer. None: nothing."""
     if child.state is not State.WAITING or child.waits_for == 0:
         return None
-    if not satisfied(when, parent.state):
+    holds = satisfied(when, parent.state)
+    if holds is None:
+        return None
+    if not holds:
         cancelled = RunCancelled(
             child.spec.key, actor, now_ms, child.id, child.attempt, impossible_reason(parent.id, parent.state)
         )

@@ -79,6 +79,7 @@ class RunFailed(RunEvent, frozen=True, array_like=True):
 class RunCancelled(RunEvent, frozen=True, array_like=True):
     attempt: int
     reason: str
+    lost: bool = False  # its worker was not heard of any more
 
 
 class RunSettled(RunEvent, frozen=True, array_like=True):

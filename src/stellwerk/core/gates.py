@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from stellwerk.core.run import FINAL, WORKERLESS, Check, Parent, Run, State
+from stellwerk.core.run import FINAL, WORKERLESS, Check, Nothing, Parent, Run, State
 from stellwerk.core.times import show_duration, show_time
 
 GateKind = Literal["pause", "block", "hold", "limit", "missing"]
@@ -103,6 +103,7 @@ class Surroundings(Struct, frozen=True):
     claims_refused: str | None = None  # why this host claims nothing at all
 
 
+_GATE_WORDS = {"pause": "paused", "block": "blocked", "hold": "held", "missing": "no definition"}
 _GATE_REASON = {"pause": "Paused", "block": "Blocked", "hold": "Held", "limit": "LimitReached", "missing": "NoDefinition"}
 
 
@@ -117,7 +118,9 @@ def why(run: Run, around: Surroundings, now_ms: int) -> list[Reason]:
         reasons.append(_parents(run, around))
     if run.due_ms is not None and run.due_ms > now_ms:
         reasons.append(_not_due(run, run.due_ms, now_ms))
-    reasons.extend(_gate(gate, around) for gate in holding(run, by_key(around.gates), around.running, now_ms))
+    if not isinstance(run.spec.action, WORKERLESS):
+        # Gates hold claims back; what needs no worker is not claimed.
+        reasons.extend(_gate(gate, around) for gate in holding(run, by_key(around.gates), around.running, now_ms))
     if around.claims_refused is not None:
         reasons.append(Reason("NotClaiming", around.claims_refused, {}))
     if not reasons and isinstance(run.spec.action, WORKERLESS):
@@ -176,7 +179,7 @@ def _gate(gate: Gate, around: Surroundings) -> Reason:
         count = around.running.get(gate.key, 0)
         text = f"{count} of at most {gate.limit} runs of {gate.key} are running"
     else:
-        text = f"{_GATE_REASON[gate.kind].lower()} at {gate.key}"
+        text = f"{_GATE_WORDS[gate.kind]} at {gate.key}"
         if gate.floor is not None:
             text += f" for priorities below {gate.floor}"
         if gate.reason:
@@ -187,6 +190,8 @@ def _gate(gate: Gate, around: Surroundings) -> Reason:
 
 def _workerless(run: Run) -> Reason:
     action = run.spec.action
+    if isinstance(action, Nothing):
+        return Reason("AboutToStart", "it is about to be settled", {})
     if isinstance(action, Check):
         text = f"its condition ({action.kind} {action.value}) is not met yet"
         return Reason("ConditionNotMet", text, {"kind": action.kind, "value": action.value}, run.alarm_ms)

@@ -19,7 +19,7 @@ LIVE_KEY_CHARS_MAX = 500
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,100}")
 _PATH = re.compile(r"[A-Za-z0-9_.\-/]{1,100}")
 _RUN_ID = re.compile(r"[A-Za-z0-9_.\-:]{1,200}")
-_PRINTABLE = re.compile(r"[^\x00-\x1f\x7f]*")
+_PRINTABLE = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*")
 
 EVERYTHING = "*"  # the key that every run carries
 
@@ -60,6 +60,8 @@ def job_key(scope: str, name: str) -> str:
 def gate_key(scope: str | None, name: str | None) -> str:
     """The key at which a gate over everything, a scope or one job stands."""
     if scope is None:
+        if name is not None:
+            raise Refused("a gate over a job needs its scope too; without a scope it stands over everything", "name")
         return EVERYTHING
     if name is None:
         return f"scope:{scope}"

@@ -34,4 +34,4 @@ class RetryPolicy(Struct, frozen=True, omit_defaults=True):
                 if not 1 <= delay_ms < DELAY_MS_MAX:
                     break
         delay_ms = min(delay_ms, DELAY_MS_MAX)
-        return max(0, round(delay_ms * (1 + self.jitter * (2 * chance - 1))))
+        return min(max(0, round(delay_ms * (1 + self.jitter * (2 * chance - 1)))), DELAY_MS_MAX)

@@ -100,7 +100,7 @@ def finish(
     key = run.spec.key
     if run.state is not State.RUNNING or run.attempt != attempt or run.worker != worker:
         if run.attempt == attempt and run.worker == worker:
-            return []
+            return []  # its own word again
         return [ResultRejected(key, worker, now_ms, run.id, attempt, worker, type(outcome).__name__)]
     if isinstance(outcome, Succeeded):
         return [RunSucceeded(key, worker, now_ms, run.id, attempt, worker, outcome.exit_code, result)]
@@ -118,16 +118,17 @@ def expire(run: Run, now_ms: int, chance: float, actor: str) -> list[AnyRunEvent
     if run.state is not State.RUNNING or run.alarm_ms is None or run.alarm_ms > now_ms:
         return []
     if run.stop_asked:
-        return [RunCancelled(run.spec.key, actor, now_ms, run.id, run.attempt, run.reason or "cancelled")]
+        return [RunCancelled(run.spec.key, actor, now_ms, run.id, run.attempt, run.reason or "cancelled", lost=True)]
     return _lose(run, None, f"the lease of worker {run.worker} ran out", now_ms, chance, actor)
 
 
 def _lose(run: Run, worker: str | None, error: str, now_ms: int, chance: float, actor: str) -> list[AnyRunEvent]:
     """A worker was lost in mid-run: where retries are written it is one of the executions, else it is forgiven thrice."""
+    error = error[:ERROR_CHARS_MAX]
     if run.spec.retry is not None:
         return _fail(run, worker, "worker lost", Failed("worker lost", error), now_ms, chance, actor)
     if run.crashes >= CRASHES_MAX:
-        text = f"lost its worker {run.crashes + 1} times; the last time: {error}"
+        text = f"lost its worker {run.crashes + 1} times; the last time: {error}"[:ERROR_CHARS_MAX]
         return [RunFailed(run.spec.key, actor, now_ms, run.id, run.attempt, worker, "worker lost", text, "crash")]
     return _again(run, worker, "worker lost", error, now_ms, now_ms, "crash", actor)
 
@@ -166,7 +167,7 @@ def _again(
 def cancel(run: Run, reason: str, now_ms: int, actor: str) -> list[AnyRunEvent]:
     """End a run that has not started; ask for the end of one that has. One that has ended cannot be cancelled."""
     if run.state in FINAL:
-        raise Clash(f"run {run.id} has already {run.state}; what has ended cannot be cancelled")
+        raise Clash(f"run {run.id} is {run.state} already; what has ended cannot be cancelled")
     if run.state is not State.RUNNING:
         return [RunCancelled(run.spec.key, actor, now_ms, run.id, run.attempt, reason)]
     if run.stop_asked:
@@ -189,7 +190,7 @@ def settle(run: Run, succeeded: bool, reason: str, now_ms: int, actor: str) -> l
     if not isinstance(run.spec.action, WORKERLESS):
         raise Clash(f"run {run.id} is the work of a worker; only runs without one can be settled")
     if run.state in FINAL:
-        raise Clash(f"run {run.id} has already {run.state}")
+        raise Clash(f"run {run.id} is {run.state} already")
     if run.waits_for > 0:
         raise Clash(f"run {run.id} still waits for {run.waits_for} parents")
     return [RunSettled(run.spec.key, actor, now_ms, run.id, succeeded, reason)]
@@ -197,7 +198,7 @@ def settle(run: Run, succeeded: bool, reason: str, now_ms: int, actor: str) -> l
 
 def drop(run: Run, now_ms: int, actor: str) -> list[AnyRunEvent]:
     """Forget a run whose time of keeping is over."""
-    if run.state not in FINAL:
+    if run.state not in FINAL or run.alarm_ms is None or run.alarm_ms > now_ms:
         return []
     return [RunDropped(run.spec.key, actor, now_ms, run.id)]
 
@@ -268,6 +269,9 @@ def _started(run: Run, event: RunStarted) -> Run:
         started_ms=event.at_ms,
         alarm_ms=event.lease_until_ms,
         parked=None,
+        reason=None,
+        error=None,
+        exit_code=None,
     )
 
 
@@ -306,7 +310,8 @@ def _failed(run: Run, event: RunFailed) -> Run:
 
 
 def _cancelled(run: Run, event: RunCancelled) -> Run:
-    return _ended(run, State.CANCELLED, event.at_ms, event.reason)
+    # A worker that was given up has no word any more; one that ended itself may repeat it.
+    return _ended(run, State.CANCELLED, event.at_ms, event.reason, worker=None if event.lost else run.worker)
 
 
 def _settled(run: Run, event: RunSettled) -> Run:
@@ -341,6 +346,7 @@ def _edited(run: Run, event: RunEdited) -> Run:
     changes: dict[str, Any] = {}
     if event.priority is not None:
         changes["priority"] = event.priority
+        changes["parked"] = None  # a hold lets higher priorities through; the next claim looks again
     if event.due_ms is not None:
         changes["due_ms"] = event.due_ms
         if event.due_ms > event.at_ms:

@@ -21,6 +21,7 @@ _ISO = re.compile(
     r"P(?:(\d{1,9})W)?(?:(\d{1,9})D)?(?:T(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,9})(?:\.(\d{1,3}))?S)?)?",
     re.ASCII,
 )
+_TIME = re.compile(r"\d{4}-?\d\d-?\d\d[Tt ]\d\d:?\d\d(?::?\d\d(?:\.\d{1,9})?)?(?:[Zz]|[+-]\d\d(?::?\d\d)?)?", re.ASCII)
 _UNIT_MS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS, "w": 7 * DAY_MS, None: SECOND_MS}
 
 
@@ -73,7 +74,9 @@ def parse_time(text: object, where: str) -> int:
     if not isinstance(text, str) or len(text) > 64:
         raise Refused(f"{where} must be an ISO 8601 time with a zone, such as 2026-03-29T02:00:00+01:00", where)
     try:
-        moment = datetime.fromisoformat(text)
+        if _TIME.fullmatch(text) is None:
+            raise ValueError
+        moment = datetime.fromisoformat(text.upper())
     except ValueError:
         raise Refused(f"{where} is not an ISO 8601 time: write it as 2026-03-29T02:00:00+01:00", where) from None
     if moment.tzinfo is None:

@@ -65,9 +65,7 @@ class Functions:
         package = module_name.partition(".")[0]
         if self._allowed is not None and package not in self._allowed:
             allowed = ", ".join(sorted(self._allowed)) or "none"
-            raise CallRefused(
-                f"{name} is not called: package {package!r} is not among those allowed here ({allowed})"
-            )
+            raise CallRefused(f"{name} is not called: package {package!r} is not among those allowed here ({allowed})")
         found: Any = importlib.import_module(module_name)
         for part in path.split("."):
             try:
@@ -91,7 +89,7 @@ def _place_of_run(function: Callable[..., object]) -> int | None:
 
 
 class Coroutines:
-    """Runs the coroutines of one thread on one event loop, which is thrown away as soon as a call leaves a mark."""
+    """Runs the coroutines of one thread on one event loop, which is thrown away once a call leaves a mark."""
 
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
@@ -118,7 +116,7 @@ class Coroutines:
                 self.close()
 
     def interrupt(self) -> None:
-        """Let the loop turn once, from another thread: an exception set for this one arrives only in Python code."""
+        """Let the loop turn once, from another thread: an exception set for its thread needs Python code."""
         runner = self._runner
         if runner is not None:
             try:
@@ -136,9 +134,7 @@ def _turn() -> None:
     """Nothing; the turn itself was wanted."""
 
 
-def perform(
-    functions: Functions, name: str, args: bytes | None, run: RunView, coroutines: Coroutines
-) -> Outcome:
+def perform(functions: Functions, name: str, args: bytes | None, run: RunView, coroutines: Coroutines) -> Outcome:
     """Call the function in a context of its own and say how it ended; whatever it raises is its failure."""
     try:
         callee = functions.find(name)
@@ -168,9 +164,7 @@ def _bind(callee: Callee, args: bytes | None, run: RunView) -> tuple[list[Any], 
     if place is not None:
         if place == BY_KEYWORD or place > len(positional) or "run" in keyword:
             if "run" in keyword:
-                raise CallRefused(
-                    "args may not hold `run`: the function's parameter `run` is given by Stellwerk"
-                )
+                raise CallRefused("args may not hold `run`: the parameter `run` is given by Stellwerk")
             keyword["run"] = run
         else:
             positional.insert(place, run)
@@ -185,11 +179,8 @@ def _encoded(value: object) -> Outcome:
         text = f"the result is a {type(value).__name__} that cannot be written as JSON: {error}"
         return Failed(reason="result", error=text[:ERROR_CHARS_MAX])
     if len(result) > RESULT_BYTES_MAX:
-        return Failed(
-            reason="result",
-            error=f"the result, a {type(value).__name__}, is {len(result)} bytes of JSON; at most {RESULT_BYTES_MAX} "
-            "are kept. Store it elsewhere and return where it is.",
-        )
+        text = f"the result, a {type(value).__name__}, is {len(result)} bytes of JSON; {RESULT_BYTES_MAX} are kept"
+        return Failed(reason="result", error=f"{text}. Store it elsewhere and return where it is.")
     return Succeeded(result=result)
 
 
@@ -198,9 +189,7 @@ def error_text(error: BaseException) -> str:
     if isinstance(error, CallRefused):
         return str(error)[:ERROR_CHARS_MAX]
     try:
-        text = "".join(
-            traceback.format_exception(type(error), error, _first_foreign(error.__traceback__))
-        ).rstrip()
+        text = "".join(traceback.format_exception(type(error), error, _first_foreign(error.__traceback__))).rstrip()
     except Exception:
         text = f"{type(error).__name__} (its text could not be made)"
     if len(text) > ERROR_CHARS_MAX:

@@ -1,7 +1,7 @@
 """What host and warm child say to each other, and through which descriptors.
 
-Requests are frames of a SEQPACKET socket, one per call; larger ones lie in a memfd that the frame carries. Replies
-are length-prefixed frames of a stream, one per call, in the order of the requests.
+Requests are frames of a SEQPACKET socket, one per call; larger ones lie in a memfd that the frame carries.
+Replies are length-prefixed frames of a stream, one per call, in the order of the requests.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ LENGTH_BYTES = 4
 REPLY_BYTES_MAX = 16 * 1024 * 1024  # more is no reply: a function wrote into our socket
 HELLO = 0  # the serial of a child's first reply: it is ready
 
+EXPIRED = Returned(reason="the lease was over before the call began")
 IN_MEMFD = b"\x00"  # a frame of this one byte says: the request is in the descriptor that came along
 
 

@@ -1,7 +1,7 @@
 """What runs inside a warm child process: one call at a time, each answered before the next is read.
 
-So output, left-over processes and a kill always belong to one run. Imports little: a child is started whenever one
-was killed, and somebody may be waiting for it.
+So output, left-over processes and a kill always belong to one run. Imports little: a child is started whenever
+one was killed, and somebody may be waiting for it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from stellwerk.execute.call import (
     put_first_on_path,
 )
 from stellwerk.execute.call_frames import (
+    EXPIRED,
     FRAME_BYTES_MAX,
     HELLO,
     IN_MEMFD,
@@ -49,7 +50,6 @@ from stellwerk.sdk.inside import RunView
 
 CALLS_MAX = 10_000  # then the child is replaced: what leaks slowly in functions never adds up
 GROWTH_BYTES_MAX = 256 * 1024 * 1024  # above the memory it started with; then the same
-EXPIRED = Returned(reason="the lease was over before the call began")
 ROOM_FOR_ONE_FD = socket.CMSG_SPACE(array.array("i").itemsize)
 
 

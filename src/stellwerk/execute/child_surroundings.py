@@ -17,6 +17,8 @@ from typing import cast
 from stellwerk.execute.call import CallRefused
 from stellwerk.execute.call_frames import PIPE_BYTES, STDERR_READ_FD, STDOUT_READ_FD, Request
 
+UNTOUCHED = 0  # the private folder's time; any file made in it changes that, and a look costs one system call
+
 
 class Surroundings:
     """The process around the calls of one child."""
@@ -43,9 +45,7 @@ class Surroundings:
             try:
                 os.chdir(request.cwd)
             except OSError as error:
-                raise CallRefused(
-                    f"the run's folder {request.cwd} cannot be entered: {error.strerror}"
-                ) from None
+                raise CallRefused(f"the run's folder {request.cwd} cannot be entered: {error.strerror}") from None
 
     def restore(self) -> None:
         """After the call; the environment is put right before the next one."""
@@ -90,7 +90,7 @@ class _Environment:
 
 
 class _PrivateFolder:
-    """A folder per call, for this user only. One that was left empty serves the next call under the same name."""
+    """A folder per call, for this user only. One that was left untouched serves the next call as well."""
 
     def __init__(self, parent: str) -> None:
         self._parent = parent
@@ -101,7 +101,8 @@ class _PrivateFolder:
         if self._path is None:
             self._count += 1
             path = f"{self._parent}/{self._count}"
-            os.makedirs(path, mode=0o700)
+            os.makedirs(path, mode=0o700)  # the umask is 077: parents are private too
+            os.utime(path, (UNTOUCHED, UNTOUCHED))
             self._path = path
         return self._path
 
@@ -109,9 +110,9 @@ class _PrivateFolder:
         path = self._path
         if path is not None:
             try:
-                is_used = bool(os.listdir(path))
+                is_used = os.stat(path).st_mtime != UNTOUCHED
             except OSError:
-                is_used = True  # removed or replaced by the call
+                is_used = True  # removed by the call
             if is_used:
                 self._path = None
                 shutil.rmtree(path, ignore_errors=True)

@@ -44,7 +44,7 @@ from stellwerk.execute.tree import Tree
 RECEIVES_PER_TURN = 8  # starting is slow work: look at deaths and deadlines in between
 RECEIVE_BYTES = 65_536
 # Whatever Python, the keeper or the host's own parent ignores, a command shall find as usual.
-DEFAULT_SIGNALS = sorted(set(range(1, 32)) - {signal.SIGKILL, signal.SIGSTOP})
+DEFAULT_SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 STARTED_WAITS_MS = 2  # most commands are over by then: STARTED and GONE in one frame wake the host once
 RUN_ID_VARIABLE = b"STELLWERK_RUN_ID"
 
@@ -309,7 +309,7 @@ class Keeper:
             ) from None
         moved = _out_of_the_way(fds)
         try:
-            program = find_program(order.argv[0], order.env.get(b"PATH"))
+            program = find_program(order.argv[0] if order.argv else b"", order.env.get(b"PATH"))
             wear_tag(Tag(self._pid, self._digest, number))
             return os.posix_spawn(
                 program,

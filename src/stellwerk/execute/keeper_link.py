@@ -231,11 +231,12 @@ class KeeperLink:
             self._report_lost(pair)
             return
         # Both were killed: only a sweep can prove that their trees are gone.
-        sweeping = self._loop.run_in_executor(None, sweep)
+        sweeping = self._loop.run_in_executor(None, _sweep_after, pair)
         sweeping.add_done_callback(lambda _: self._report_lost(pair))
 
     def _report_lost(self, pair: KeeperPair) -> None:
         self._pairs.remove(pair)
+        pair.forget_keeper()
         was_ready = id(pair) in self._greeted
         self._greeted.discard(id(pair))
         for handle in self._opened_by(pair):
@@ -295,3 +296,8 @@ class KeeperLink:
             self._changed.set_result(None)
 
 
+
+
+def _sweep_after(pair: KeeperPair) -> None:
+    pair.wait_for_keeper_death()
+    sweep()

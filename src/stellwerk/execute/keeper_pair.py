@@ -7,6 +7,7 @@ import asyncio
 import errno
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -24,6 +25,7 @@ from stellwerk.execute.keeper_frames import Order, Report, decode_reports, encod
 
 RECEIVE_BYTES = 262_144
 TOO_MANY_IN_FLIGHT_PAUSE_S = 0.005  # the kernel says when it refuses, but not when it would take more
+DYING_MAX_S = 5.0
 FIRST_FREE_FD = 10  # above the numbers that the guard gets
 
 
@@ -100,6 +102,17 @@ class KeeperPair:
         except OSError:
             pass
 
+    def wait_for_keeper_death(self) -> None:
+        """Its channel ends a moment before it is dead, and a sweep spares the trees of the living. For a thread."""
+        if self._keeper_pidfd is not None:
+            select.select([self._keeper_pidfd], [], [], DYING_MAX_S)
+
+    def forget_keeper(self) -> None:
+        """Everything about it has been reported."""
+        if self._keeper_pidfd is not None:
+            os.close(self._keeper_pidfd)
+            self._keeper_pidfd = None
+
     def kill_guard(self) -> None:
         """For a pair that never came up."""
         if not self.is_guard_gone:
@@ -174,9 +187,6 @@ class KeeperPair:
         for _, fds in self._outgoing:
             _close_all(fds)
         self._outgoing.clear()
-        if self._keeper_pidfd is not None:
-            os.close(self._keeper_pidfd)
-            self._keeper_pidfd = None
         self._watcher.keeper_lost(self)
 
     def _guard_ended(self) -> None:
@@ -216,7 +226,7 @@ def _spawn_guard(channel: int, alive: int) -> int:
             file_actions=actions,
             setsid=True,
             setsigmask=[],
-            setsigdef=sorted(set(range(1, 32)) - {signal.SIGKILL, signal.SIGSTOP}),
+            setsigdef=sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}),
         )
     finally:
         os.close(channel)

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from stellwerk.core.logs import STDERR, STDOUT
 from stellwerk.core.run import Failed, Lost, Outcome, Returned
 from stellwerk.execute.boot_clock import boot_ms
-from stellwerk.execute.call_frames import HELLO, ChildSettings, Reply
+from stellwerk.execute.call_frames import EXPIRED, HELLO, ChildSettings, Reply
 from stellwerk.execute.keeper_link import KeeperLink
 from stellwerk.execute.protocol import Attempt, Ended, Output
 from stellwerk.execute.warm_child import Call, Phase, WarmChild
 
 WARM_MIN = 2  # one to take the next call, one to take its place
 STARTING_MAX = 4  # an interpreter's start is 40 ms of a core; all at once would stall the machine
+STARTING_S = 60.0  # a child that is not ready by then hangs, in an import from a lost file system perhaps
 LIVE_AFTER_S = 0.020
 HELD_IDLE_S = 0.2  # a child that is idle for so long is told to the keeper as idle
 KEPT_IDLE_S = 10.0  # a child beyond the minimum is let go after so long
@@ -103,7 +104,9 @@ class PythonExecutor:
                     self._all_gone.clear()
                     await self._all_gone.wait()
         except TimeoutError:
+            # Their calls are not reported: their trees may live. Their leases will end, and the store decides.
             for child in list(self._children):
+                child.open.clear()
                 self._forget(child, "could not be ended in time")
         if self._removals:
             await asyncio.wait(self._removals)
@@ -167,23 +170,32 @@ class PythonExecutor:
         if not self._pending:
             return
         now, now_boot_ms = self._loop.time(), boot_ms()
-        ready = [child for child in self._children if child.is_open_for_calls(now_boot_ms)]
-        ready.sort(key=_calls_open)
-        busy = sum(1 for child in self._children if child.open and not child.is_stopping)
-        for position, child in enumerate(ready):
+        expired = []
+        takers = self._takers(now_boot_ms)
+        for position, child in enumerate(takers):
             if not self._pending:
                 break
             if not child.open:
-                if busy >= self._children_max:
-                    break
-                busy += 1
                 child.head_since = now
-            share = -(-len(self._pending) // (len(ready) - position))
+            share = -(-len(self._pending) // (len(takers) - position))
             for _ in range(min(child.room, share)):
-                if not child.give(self._pending[0], now_boot_ms):
+                call = self._pending[0]
+                if call.deadline_boot_ms <= now_boot_ms:
+                    # Not given: the keeper would rightly kill the child.
+                    expired.append(call)
+                elif not child.give(call, now_boot_ms):
                     break
                 self._pending.popleft()
+        if expired:
+            self._end_all(expired, EXPIRED)
         self._look_again_at(now + LIVE_AFTER_S)
+
+    def _takers(self, now_boot_ms: int) -> list[WarmChild]:
+        """Children that may be given calls: as many idle ones as the limit leaves, then those at work with room."""
+        busy = sum(1 for child in self._children if child.open and not child.is_stopping)
+        ready = [child for child in self._children if child.is_open_for_calls(now_boot_ms)]
+        idle = [child for child in ready if not child.open]
+        return idle[: max(0, self._children_max - busy)] + [child for child in ready if child.open]
 
     def _settle(self, child: WarmChild) -> None:
         """Make sure what the child is doing: afterwards at most one call is open there, and that one has begun.
@@ -206,7 +218,7 @@ class PythonExecutor:
         if is_closed:
             self._loop.remove_reader(child.replies_fd)
             self._settle(child)
-            child.end_with_socket()
+            child.give_up()
         self._feed()
         if not child.open:
             self._look_again_at(child.idle_since + HELD_IDLE_S)
@@ -417,10 +429,13 @@ class PythonExecutor:
         return min(moments, default=None)
 
     def _look_at_idle(self, child: WarmChild) -> float | None:
+        idle_s = self._loop.time() - child.idle_since
+        if child.phase is Phase.STARTING:
+            if idle_s < STARTING_S:
+                return child.idle_since + STARTING_S
+            child.give_up()
         if child.phase is not Phase.READY:
             return None
-        now = self._loop.time()
-        idle_s = now - child.idle_since
         if child.is_held:
             if idle_s < HELD_IDLE_S:
                 return child.idle_since + HELD_IDLE_S
@@ -458,6 +473,8 @@ class PythonExecutor:
     def _launch(self) -> None:
         folder = f"{self._temp_root}/python-{os.getpid()}-{next(self._names)}"
         child = WarmChild(self, self._link, folder)
+        child.idle_since = self._loop.time()
+        self._look_again_at(child.idle_since + STARTING_S)
         self._children.append(child)
         settings = ChildSettings(self._import_paths, self._allowed_packages, folder)
         try:
@@ -481,10 +498,6 @@ class PythonExecutor:
             error = f"no process for Python calls can be started; the last one {why}"
             self._end_all(list(self._pending), Failed(reason="start", error=error))
             self._pending.clear()
-
-
-def _calls_open(child: WarmChild) -> int:
-    return len(child.open)
 
 
 def _remove_folder(path: str) -> None:

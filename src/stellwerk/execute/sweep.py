@@ -1,6 +1,9 @@
 """Clean up after a crash of everything: end processes on this machine whose keeper is dead.
 
 Runs before a keeper starts, and from `doctor`. It goes by the tag alone, so it needs no file and no memory.
+
+A process that forks and exits for ever hides from a single scan. But pids rise: while such a chain lives, every
+listing of /proc holds a pid not seen before. So the sweep is over when a listing holds none.
 """
 
 from __future__ import annotations
@@ -9,36 +12,53 @@ import os
 import signal
 import time
 
-from stellwerk.execute.process_table import IS_LINUX, ProcessRow, read_row, read_table, signal_exactly
+from stellwerk.execute.process_table import IS_LINUX, read_row
 from stellwerk.execute.tag import Tag, read_tag, start_digest
 
-ROUNDS_MAX = 200  # processes of another user, or in state D, cannot be ended from here
-PAUSE_S = 0.01
+SWEEP_MAX_S = 5.0  # other processes come and go, too; and those of another user, or in state D, do not end
+PAUSE_S = 0.002
 
 
 def sweep() -> int:
-    """Kill until a scan finds none; says how many processes were met."""
+    """Kill what dead keepers left, wait until it is gone, and say how many processes that were."""
     if not IS_LINUX:
         return 0
-    met: set[tuple[int, int]] = set()
-    for _ in range(ROUNDS_MAX):
-        leftovers = [row for row in read_table().values() if _is_leftover(row)]
-        if not leftovers:
+    until = time.monotonic() + SWEEP_MAX_S
+    seen: set[int] = set()
+    killed: set[int] = set()
+    while unseen := {int(name) for name in os.listdir("/proc") if name.isdigit()} - seen:
+        killed.update(pid for pid in unseen if _kill_if_left(pid))
+        seen |= unseen
+        if time.monotonic() > until:
             break
-        met.update((row.pid, row.start_ticks) for row in leftovers)
-        for row in leftovers:
-            signal_exactly(row, signal.SIGKILL)
-        time.sleep(PAUSE_S)  # a killed process needs a moment to leave; nothing reports that to a stranger
-    return len(met)
+    while any(_lives(pid) for pid in killed) and time.monotonic() < until:
+        time.sleep(PAUSE_S)  # nothing reports the death of a process that is not one's child
+    return len(killed)
 
 
-def _is_leftover(row: ProcessRow) -> bool:
-    if row.state in "ZX" or row.pid == os.getpid():
+def _kill_if_left(pid: int) -> bool:
+    if read_tag(pid) is None:
         return False
-    tag = read_tag(row.pid)
-    if tag is None or not _is_in_our_namespace(row.pid):
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
         return False
-    return not _is_alive(tag)
+    try:
+        # Read again behind the pidfd: if the number has changed hands meanwhile, the signal meets nobody.
+        tag = read_tag(pid)
+        if tag is None or not _lives(pid) or not _is_in_our_namespace(pid) or _is_alive(tag):
+            return False
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except OSError:
+        return False  # gone meanwhile, or another user's
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def _lives(pid: int) -> bool:
+    row = read_row(pid)
+    return row is not None and row.state not in "ZX"
 
 
 def _is_in_our_namespace(pid: int) -> bool:

@@ -281,5 +281,3 @@ class _Worker(threading.Thread):
 def _raise_in(thread_ident: int, kind: type[BaseException] | None) -> None:
     target = ctypes.py_object(kind) if kind is not None else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_ident), target)
-
-

@@ -79,9 +79,7 @@ class WarmChild:
 
     def __init__(self, owner: Owner, link: KeeperLink, temp_folder: str) -> None:
         self.phase = Phase.STARTING
-        self.open: deque[Call] = (
-            deque()
-        )  # given and not answered, oldest first; only the first can have begun
+        self.open: deque[Call] = deque()  # given and not answered, oldest first; only the first can have begun
         self.head_since = 0.0  # loop time at which the first of them can have begun
         self.idle_since = 0.0
         self.is_live = False  # its output is read while its one call runs
@@ -165,8 +163,8 @@ class WarmChild:
         self.is_stopping = True
         self._link.stop(self._handle, grace_ms)
 
-    def end_with_socket(self) -> None:
-        """It has closed its socket: usually its end, of which the keeper will tell; else it is of no use."""
+    def give_up(self) -> None:
+        """It does not speak any more: usually that is its end, of which the keeper will tell; else it is made so."""
         self.phase = Phase.LEAVING
         self._link.stop(self._handle, 0)
 

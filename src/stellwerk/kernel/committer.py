@@ -62,8 +62,12 @@ class Committer:
         self._rows_waiting = 0
         self._standing: dict[str, _Standing] = {}
         self._dry: set[str] = set()  # queues in which the last claim found less than it wanted, and nothing came since
+        self._flying: dict[str, bool] = {}  # queues whose claim is in flight → whether it is still wanted
         self._wanted = asyncio.Event()
         self._pump: asyncio.Task[None] | None = None
+        self._closing = False
+        self._unanswered: set[asyncio.Future[Sequence[Receipt]]] = set()
+        self._telling: set[asyncio.Task[None]] = set()
         self._hint: Hint | None = None
         self._retry: asyncio.TimerHandle | None = None
         self.trouble: str | None = None  # why the last call was refused by the store
@@ -80,19 +84,21 @@ class Committer:
         if self._retry is not None:
             self._retry.cancel()
         if self._pump is not None:
-            while self._waiting:
-                await asyncio.wait([entry.answer for entry in self._waiting])
+            self._closing = True
+            await asyncio.gather(*self._unanswered, return_exceptions=True)
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
             self._pump = None
 
     async def commit(self, batches: Sequence[Batch]) -> Sequence[Receipt]:
         """Hand in decisions; the answer comes when they are durable, or are refused."""
-        if self._pump is None or self._pump.done():
+        if self._pump is None or self._closing:
             raise Unavailable("this host is stopping; nothing was acknowledged")
         if self._rows_waiting > ROWS_WAITING_MAX:
             raise Unavailable("too much work is waiting to be written; nothing was acknowledged, try again")
         entry = _Waiting(batches, asyncio.get_running_loop().create_future())
+        self._unanswered.add(entry.answer)
+        entry.answer.add_done_callback(self._unanswered.discard)
         self._waiting.append(entry)
         self._rows_waiting += entry.rows
         self._wanted.set()
@@ -101,7 +107,13 @@ class Committer:
     # -- claims -------------------------------------------------------------------------------------------------------
 
     def stand(self, claim: Claim, deliver: Deliver) -> None:
-        """Let a claim stand (one a queue; a new one replaces the old). It is served when that may find something."""
+        """Let a claim stand (one a queue; a new one replaces the old). It is served when that may find something.
+
+        While one is in flight no second is taken: two would fill the same slots twice.
+        """
+        if claim.queue in self._flying:
+            self._flying[claim.queue] = True
+            return
         look = claim.queue not in self._dry
         self._standing[claim.queue] = _Standing(claim, deliver, look)
         if look:
@@ -110,6 +122,8 @@ class Committer:
     def withdraw(self, queue: str) -> None:
         """Claim no more. A claim already in flight is still delivered."""
         self._standing.pop(queue, None)
+        if queue in self._flying:
+            self._flying[queue] = False
 
     def look(self, queues: Sequence[str] | None = None) -> None:
         """Someone says that runs became claimable (None: anywhere)."""
@@ -172,6 +186,7 @@ class Committer:
             # Taken out while it is in flight: it comes back if it found nothing.
             standing.look = False
             del self._standing[standing.claim.queue]
+            self._flying[standing.claim.queue] = True
         claims = [standing.claim for standing in served]
         call = asyncio.create_task(self._store.apply(batches, claims, self._env.now_ms()))
         return entries, served, call
@@ -191,9 +206,12 @@ class Committer:
             queue = standing.claim.queue
             if len(claimed.runs) < standing.claim.limit and not claimed.more:
                 self._dry.add(queue)
+            else:
+                self._dry.discard(queue)
+            wanted = self._flying.pop(queue)
             if claimed.runs:
                 standing.deliver(claimed)
-            elif queue not in self._standing:
+            elif wanted:
                 self._standing[queue] = standing
             if claimed.more:
                 self.look((queue,))
@@ -207,13 +225,13 @@ class Committer:
         """Feed and wakes: hints for everyone who waits for what was just committed."""
         if not applied.events:
             return
-        wakes = [Wake(queue_topic(queue)) for queue in applied.claimable]
         if self._store.exclusive():
             self._feed.publish(applied.first_event_id, applied.events)
         else:
-            wakes.append(Wake(JOURNAL))
-        if wakes and not self._store.exclusive():
-            asyncio.ensure_future(self._dispatch.wake(wakes))
+            wakes = [Wake(JOURNAL), *(Wake(queue_topic(queue)) for queue in applied.claimable)]
+            telling = asyncio.create_task(self._dispatch.wake(wakes))
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
 
     def _hint_alarms(self, batches: Sequence[Batch]) -> None:
         alarms = [add.run.alarm_ms for batch in batches for add in batch.adds if add.run.alarm_ms is not None]
@@ -242,7 +260,8 @@ class Committer:
             if not entry.answer.done():
                 entry.answer.set_exception(error)
         for standing in served:
-            self._standing.setdefault(standing.claim.queue, standing)
+            if self._flying.pop(standing.claim.queue):
+                self._standing[standing.claim.queue] = standing
         if served and self._retry is None:
             self._retry = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_again)
 

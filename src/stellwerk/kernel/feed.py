@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
+from stellwerk.core.errors import Unavailable
 from stellwerk.core.events import AnyEvent, RunEvent, Stamped, shown, type_name
 from stellwerk.store.protocol import Store
 
@@ -177,8 +178,10 @@ class Feed:
                 return answer
             after = answer.last
             left_s = deadline - loop.time()
-            if left_s <= 0 or self._closed or self.followers >= FOLLOWERS_MAX:
+            if left_s <= 0 or self._closed:
                 return answer
+            if self.followers >= FOLLOWERS_MAX:
+                raise Unavailable(f"{FOLLOWERS_MAX} followers already wait at this host; try again, or another host", 5)
             if after == self.last:
                 await self._sleep(wanted.run, left_s)
 

@@ -108,6 +108,8 @@ class Worker:
         self.id = kernel.host_id
         self._lines = {queue: _Line(queue, slots) for queue, slots in settings.slots.items() if slots > 0}
         self._held: dict[str, _Held] = {}
+        self._nothing_held = asyncio.Event()
+        self._nothing_held.set()
         self._executors: dict[tuple[str, str], Executor] = {}
         self._opening: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._ended: list[tuple[_Held, Outcome]] = []
@@ -175,10 +177,10 @@ class Worker:
 
     async def _until_empty(self, timeout_s: float, skip: asyncio.Event) -> None:
         """Wait until nothing is held any more, or the time is over, or someone is in a hurry."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while self._held and loop.time() < deadline and not skip.is_set():
-            await self._kernel.feed.wait_after(self._kernel.feed.last, limit=1, timeout_s=0.05)
+        waits = [asyncio.create_task(self._nothing_held.wait()), asyncio.create_task(skip.wait())]
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
 
     # -- claiming -----------------------------------------------------------------------------------------------------
 
@@ -202,6 +204,7 @@ class Worker:
             self._held[taken.run.id] = held
             line.waiting.append((held, taken.bodies))
         line.held += len(claimed.runs)
+        self._nothing_held.clear()
         if self._draining:
             self._give_back(line, older_than_s=0.0)
             return
@@ -375,6 +378,8 @@ class Worker:
         for held, _ in ended:
             if self._held.get(held.run.id) is held:
                 del self._held[held.run.id]
+        if not self._held:
+            self._nothing_held.set()
         for line in {held.line for held, _ in ended}:
             self._ask(line)
 

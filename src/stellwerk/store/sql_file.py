@@ -19,6 +19,7 @@ from typing import Any, Protocol
 ROWS_PER_STATEMENT = 128  # more rows a statement are no faster; fewer statements are fewer turns of the GIL
 
 _HEADER = re.compile(r"^-- name: (\w+)\n-- (\S.*)\n", re.MULTILINE)
+_COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
 _INCLUDE = re.compile(r":include\((\w+)\)")
 _ROWS = re.compile(r":rows\((\d+)\)")
 
@@ -76,6 +77,7 @@ def parse_statements(text: str) -> dict[str, str]:
         if name in found:
             raise ValueError(f"two statements are named {name}")
         body = text[header.end() : following.start() if following else len(text)]
+        body = _COMMENT.sub("", body)
         body = _INCLUDE.sub(lambda match: found[match.group(1)], body)
         found[name] = body.strip().removesuffix(";")
     return found

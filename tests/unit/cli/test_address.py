@@ -80,6 +80,24 @@ def test_the_data_folder_is_named_by_flag_environment_or_config(tmp_path: Path) 
     assert find_address(Asked(config=Path("sub/stellwerk.yml")), {}, tmp_path).token == "sub/.stellwerk"
 
 
+def test_a_token_in_the_settings_is_the_hosts_own(tmp_path: Path) -> None:
+    (tmp_path / "stellwerk.yml").write_text("server: {admin_token: swk_set-by-hand}\n")
+    (tmp_path / ".stellwerk").mkdir()
+    (tmp_path / ".stellwerk" / "admin-token").write_text("stale")
+    assert find_address(Asked(), {}, tmp_path).token == "swk_set-by-hand"
+    assert find_address(Asked(data=Path(".stellwerk")), {}, tmp_path).token == "stale"
+
+
+def test_a_host_with_a_certificate_is_asked_by_tls(tmp_path: Path) -> None:
+    (tmp_path / "stellwerk.yml").write_text("server: {host: here.example, tls: {cert: c.pem, key: k.pem}}\n")
+    assert find_address(Asked(), {}, tmp_path).url == "https://here.example:8765"
+
+
+def test_the_environment_moves_the_port_for_host_and_command_alike(tmp_path: Path) -> None:
+    (tmp_path / "stellwerk.yml").write_text("server: {port: 9000}\n")
+    assert find_address(Asked(), {"STELLWERK_PORT": "9002"}, tmp_path).port == 9002
+
+
 def test_no_token_at_all_is_the_hosts_to_judge(tmp_path: Path) -> None:
     address = find_address(Asked(), {}, tmp_path)
     assert address.token is None

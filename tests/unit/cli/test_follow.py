@@ -66,6 +66,17 @@ def test_a_host_that_stays_away_is_3_in_the_end(host: ScriptedHost) -> None:
     assert len(host.asked) > 5
 
 
+def test_a_longer_loss_is_told_once(host: ScriptedHost) -> None:
+    away = Told({"message": "away"}, status=503)
+    host.on("GET", "/api/events", *[away] * 13, Told(chunks=(sent("RunAdded", {"event_id": 5}, 5),)))
+    said: list[str] = []
+    address = Address(False, "127.0.0.1", host.port, "", "t", "here")
+    stream = http_client.Client(address, sleep=lambda seconds: None, say=said.append).stream("/api/events", {}, 4)
+    assert next(stream).id == "5"
+    assert len(said) == 1
+    assert "trying again" in said[0]
+
+
 def test_a_stream_that_is_refused_is_not_asked_for_again(host: ScriptedHost) -> None:
     host.on("GET", "/api/events", Told({"message": "no"}, status=403))
     with pytest.raises(exits.Quit) as caught:

@@ -27,6 +27,7 @@ from stellwerk.core.run import (
     Check,
     Command,
     Parent,
+    PythonCall,
     Run,
     Signal,
     Spec,
@@ -232,6 +233,12 @@ def test_a_gate_is_told_with_what_its_author_said() -> None:
     assert reason.evidence == {"gate": "*", "kind": "hold", "actor": "ada", "since": "2027-01-15T08:00:00.000Z"}
 
 
+def test_what_needs_no_worker_is_not_held_by_a_gate() -> None:
+    gate = Gate("*", "pause", at_ms=NOW)
+    (reason,) = why(a_run(State.READY, 100, Signal()), Surroundings(gates=[gate]), NOW)
+    assert reason.type == "WaitingForSignal"
+
+
 # -- the explanation is the decision ----------------------------------------------------------------------------------
 
 KEYS = ["*", "queue:default", "scope:shop", JOB, "limit:db", "scope:other"]
@@ -253,7 +260,7 @@ any_waiting_run = st.builds(
     st.integers(1, 1_000),
     st.none() | st.integers(-2, 2),
     st.integers(0, 2),
-    st.sampled_from([COMMAND, Signal(), Check("port", "80")]),
+    st.sampled_from([COMMAND, PythonCall("shop:load")]),
 )
 
 

@@ -390,7 +390,10 @@ def test_only_what_runs_can_expire(state: State) -> None:
 
 def test_a_stopped_run_whose_worker_is_lost_is_cancelled() -> None:
     stopped = evolve(a_run(State.RUNNING), EVENTS["RunStopAsked"])
-    assert expire(stopped, NOW + LEASE, 0.5, "host") == [RunCancelled(KEY, "host", NOW + LEASE, "r1", 1, "enough")]
+    events = expire(stopped, NOW + LEASE, 0.5, "host")
+    assert events == [RunCancelled(KEY, "host", NOW + LEASE, "r1", 1, "enough", lost=True)]
+    late = finish(folded(stopped, events), 1, "w1", Succeeded(), result=None, now_ms=NOW + LEASE, chance=0.5)
+    assert names(late) == ["ResultRejected"]
 
 
 # -- late and repeated words ------------------------------------------------------------------------------------------
@@ -516,7 +519,12 @@ def test_a_child_cannot_be_settled_before_its_parents_have_ended() -> None:
 
 @pytest.mark.parametrize("state", State)
 def test_only_what_has_ended_is_dropped(state: State) -> None:
-    assert names(drop(a_run(state), NOW, "host")) == (["RunDropped"] if state in FINAL else [])
+    assert names(drop(a_run(state).with_(alarm_ms=NOW), NOW, "host")) == (["RunDropped"] if state in FINAL else [])
+
+
+@pytest.mark.parametrize("alarm_ms", [None, NOW + 1])
+def test_what_is_kept_is_not_dropped(alarm_ms: int | None) -> None:
+    assert drop(a_run(State.SUCCEEDED).with_(alarm_ms=alarm_ms), NOW, "host") == []
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,13 @@ SELECT json_group_array(json_array(queue, state, free, n)) FROM (
     WHERE r.id = j.key
     GROUP BY r.queue, r.state, free)
 
+-- name: rows_before_by_id
+-- The same for runs that go.
+SELECT json_group_array(json_array(queue, state, free, n)) FROM (
+    SELECT r.queue, r.state, r.parked IS NULL AS free, count(*) AS n
+    FROM json_each(?) AS j CROSS JOIN runs AS r ON r.id = j.value
+    GROUP BY r.queue, r.state, free)
+
 -- name: newly_claimable
 -- Queues in which these runs, which shall be ready, were not claimable.
 SELECT json_group_array(DISTINCT r.queue)
@@ -225,16 +232,16 @@ SELECT :include(list) FROM (
     SELECT :include(run_item) AS item FROM runs WHERE id IN (SELECT value FROM json_each(?)))
 
 -- name: waiting_children
--- The first edges of each parent to children that still wait: [parent, child, when].
-SELECT json_group_array(json_array(p.value, e.child, e."when"))
-FROM json_each(:parents) AS p CROSS JOIN edges AS e ON e.parent = p.value
-WHERE e.child IN (
-    SELECT w.child FROM edges AS w CROSS JOIN runs AS r ON r.id = w.child
-    WHERE w.parent = p.value AND r.state = 'waiting' ORDER BY w.child LIMIT :most)
+-- Of each parent the first edges to children that still wait: [parent, [[child, when], …]].
+SELECT json_group_array(json_array(p.value, json((
+    SELECT json_group_array(json_array(child, "when")) FROM (
+        SELECT e.child, e."when" FROM edges AS e CROSS JOIN runs AS r ON r.id = e.child
+        WHERE e.parent = p.value AND r.state = 'waiting' ORDER BY e.child LIMIT :most)))))
+FROM json_each(:parents) AS p
 
 -- name: records_by_key
 -- Records [[kind, key], …] with their bodies as hex digits.
-SELECT json_group_array(json_array(kind, key, version, hex(body), tag, alarm_ms, added))
+SELECT json_group_array(json_array(r.kind, r.key, r.version, hex(r.body), r.tag, r.alarm_ms, r.added))
 FROM json_each(?) AS j CROSS JOIN records AS r ON r.kind = j.value ->> 0 AND r.key = j.value ->> 1
 
 -- name: records_by_kind
@@ -415,6 +422,18 @@ SELECT last_line, attempt, count, body FROM logs WHERE run = ? AND last_line > ?
 -- At an exclusive start nobody holds a lease: all are due for a look at once.
 UPDATE runs SET alarm_ms = 1 WHERE added IN (SELECT added FROM runs WHERE state = 'running')
 
+-- name: hope
+-- From here on a call may be undone, without what came before it in the same transaction.
+SAVEPOINT hope
+
+-- name: give_up_hope
+-- Undo the call.
+ROLLBACK TO hope
+
+-- name: end_of_hope
+-- What was done since, if it was not undone, belongs to the transaction.
+RELEASE hope
+
 -- name: begin_writing
 -- One writer, so it never waits for another.
 BEGIN IMMEDIATE
@@ -422,3 +441,23 @@ BEGIN IMMEDIATE
 -- name: begin_reading
 -- One moment for all that is read.
 BEGIN
+
+-- name: commit
+-- And flush.
+COMMIT
+
+-- name: roll_back
+-- End of a reading, or of a writing that failed.
+ROLLBACK
+
+-- name: checkpoint
+-- Copy the WAL into the file and start it afresh.
+PRAGMA wal_checkpoint(TRUNCATE)
+
+-- name: vacuum
+-- Give some free pages back to the file system: 512 pages are 2 MiB.
+PRAGMA incremental_vacuum(512)
+
+-- name: synchronous
+-- How this connection flushes: 2 is FULL.
+PRAGMA synchronous

@@ -33,7 +33,7 @@ class Sheet:
 
     __slots__ = (
         "added", "adds", "before", "bodies", "changes", "claimable", "drops", "edges", "event_ids", "events",
-        "gates", "parks", "records", "records_gone", "running_left", "stale", "unparks",
+        "gates", "parks", "records", "records_gone", "stale", "unparks",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -53,7 +53,6 @@ class Sheet:
         # What the changed and dropped runs were before: filled in from the database.
         self.before: Counter[tuple[str, str]] = Counter()  # (queue, state)
         self.stale: Counter[str] = Counter()  # queue → claimable in the database, but not as it stands there
-        self.running_left = 0
         self.claimable: set[str] = set()
 
     def ready_in(self, queue: str) -> list[Run]:
@@ -210,6 +209,4 @@ def _note_before(sheet: Sheet, known: dict[str, Known]) -> None:
         sheet.before[row.queue, row.state] += 1
         if row.state == "ready" and row.parked is None:
             sheet.stale[row.queue] += 1
-        if row.state == "running":
-            sheet.running_left += 1
 

@@ -6,7 +6,6 @@ import sqlite3
 from collections import Counter
 from typing import Any
 
-from stellwerk.core.run import Run, State
 from stellwerk.store.sqlite.rows import (
     BULK,
     SQL,
@@ -168,7 +167,3 @@ def _write_gates(connection: sqlite3.Connection, sheet: Sheet) -> None:
     if values:
         BULK["put_gates"].write(connection, values)
 
-
-def left_running(sheet: Sheet) -> list[Run]:
-    """Runs of a sheet that are not running now; whether they were, the database knows."""
-    return [run for run, _ in sheet.changes.values() if run.state is not State.RUNNING]

@@ -1,0 +1,146 @@
+"""Whole cycles a second: 20,000 no-op Python runs, submitted in bulk, on the embedded store.
+
+Yardstick: a bare single-threaded SQLite loop that makes the same three durable steps with a commit each. Then the same
+with one computing function in a slot, and where the CPU time of a run goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import cProfile
+import gc
+import os
+import pstats
+import threading
+import time
+from collections import defaultdict
+
+from bench.bare import cycles_per_second
+from bench.figures import noop, say, scratch_folder, scratch_host, until_succeeded
+from stellwerk.assemble import Parts
+from stellwerk.core.run import PythonCall
+from stellwerk.kernel.submit import NewRun
+
+RUNS = 20_000
+BULK = 1_000
+
+
+async def main() -> None:
+    gc.set_threshold(50_000)
+    with scratch_folder() as folder:
+        bare = cycles_per_second(folder)
+    say("bare loop, 3 commits a run", f"{bare:,.0f} runs/s   (yardstick)")
+    for isolation in ("thread", "process"):
+        for computing in (False, True):
+            await _cycles(isolation, computing)
+
+
+async def _cycles(isolation: str, computing: bool) -> None:
+    with scratch_folder() as folder:
+        bare = cycles_per_second(folder, 1.0)
+    async with scratch_host() as parts:
+        # Warm: children up, statements prepared.
+        await parts.kernel.submit([noop(isolation)] * 200, "bench")
+        await until_succeeded(parts, 200)
+        if computing:
+            action = PythonCall("bench_actions:compute", "thread")
+            await parts.kernel.submit([NewRun("bench", "compute", action)], "bench")
+            await asyncio.sleep(0.2)
+        threads = _thread_clocks()
+        started, cpu = time.perf_counter(), _cpu_s(threads)
+        profile = None if computing else cProfile.Profile(time.thread_time)
+        rate = await _run(parts, isolation)
+        spent = {name: (now - cpu.get(name, 0.0)) / RUNS * 1e6 for name, now in _cpu_s(threads).items()}
+        children_us = _children_cpu_s() / RUNS * 1e6
+        del started
+        name = f"{isolation}{' + computing function' if computing else ''}"
+        target = 4 if computing else 8
+        say(name, f"{rate:,.0f} runs/s = {rate / bare:.1f} x bare ({bare:,.0f}; wanted {target})")
+        if profile is not None:
+            shares = await _shares(parts, isolation, profile)
+            _say_parts(spent, shares, children_us)
+
+
+async def _run(parts: Parts, isolation: str, runs: int = RUNS) -> float:
+    counts = await parts.kernel.count()
+    before = sum(n for state, n in counts.states.items() if state == "succeeded")
+    started = time.perf_counter()
+    for _ in range(runs // BULK):
+        await parts.kernel.submit([noop(isolation)] * BULK, "bench")
+    await until_succeeded(parts, before + runs)
+    return runs / (time.perf_counter() - started)
+
+
+def _thread_clocks() -> dict[str, int]:
+    """CPU clocks of the threads of this process, by what they do."""
+    clocks: dict[str, int] = {}
+    for thread in threading.enumerate():
+        if thread.ident is not None:
+            clocks[thread.name] = time.pthread_getcpuclockid(thread.ident)
+    return clocks
+
+
+def _cpu_s(clocks: dict[str, int]) -> dict[str, float]:
+    return {name: time.clock_gettime(clock) for name, clock in clocks.items()}
+
+
+def _children_cpu_s() -> float:
+    """Not exact: the keeper reaps the children, so only what the kernel shows of living ones is counted."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    total = 0.0
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as stat:
+                fields = stat.read().rpartition(")")[2].split()
+            with open(f"/proc/{entry}/cmdline", "rb") as command:
+                words = command.read()
+        except OSError:
+            continue
+        if b"stellwerk.execute.child" in words:
+            total += (int(fields[11]) + int(fields[12])) / ticks
+    return total
+
+
+async def _shares(parts: Parts, isolation: str, profile: cProfile.Profile) -> dict[str, float]:
+    """How the loop's own time is spread over the layers, from a profiled pass (its overhead falls on all alike)."""
+    profile.enable()
+    await _run(parts, isolation, 5_000)
+    profile.disable()
+    found: dict[str, float] = defaultdict(float)
+    for (file, _, _), (_, _, own_s, _, callers) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        if file != "~":
+            found[_part(file)] += own_s
+            continue
+        # A built-in belongs to whoever called it.
+        for (caller, _, _), (_, _, caller_s, _) in callers.items():
+            found[_part(caller)] += caller_s
+    total = sum(found.values()) or 1.0
+    return {part: own_s / total for part, own_s in found.items()}
+
+
+def _part(file: str) -> str:
+    for part, marks in {
+        "core": ("stellwerk/core/",),
+        "committer": ("kernel/committer", "kernel/feed"),
+        "worker": ("kernel/worker", "stellwerk/execute/"),
+        "kernel": ("stellwerk/kernel/",),
+        "sqlite": ("stellwerk/store/",),
+    }.items():
+        if any(mark in file for mark in marks):
+            return part
+    return "asyncio and rest"
+
+
+def _say_parts(spent: dict[str, float], shares: dict[str, float], children_us: float) -> None:
+    loop_us = spent.pop("MainThread", 0.0)
+    writer_us = sum(value for name, value in spent.items() if "writer" in name)
+    slots_us = sum(value for name, value in spent.items() if "writer" not in name)
+    loop = ", ".join(f"{part} {share * loop_us:.1f}" for part, share in sorted(shares.items(), key=lambda s: -s[1]))
+    say("  CPU us a run", f"loop {loop_us:.1f} ({loop}), SQLite writer {writer_us:.1f}, slots {slots_us:.1f}, "
+        f"children {children_us:.1f}; HTTP: see bench.http")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

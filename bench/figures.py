@@ -1,0 +1,74 @@
+"""What the benchmarks share: a scratch host, percentiles, lines of output."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+from stellwerk.assemble import SWITCH_INTERVAL_S, Parts
+from stellwerk.core.run import Action, PythonCall, State
+from stellwerk.kernel.settings import Settings, WorkerSettings
+from stellwerk.kernel.submit import NewRun
+
+ACTIONS = '''
+def noop():
+    return None
+
+def compute():
+    import os
+    while not os.path.exists("stop-computing"):
+        sum(range(20_000))
+'''
+
+
+@contextlib.asynccontextmanager
+async def scratch_host(workers: WorkerSettings | None = None) -> AsyncIterator[Parts]:
+    """A host on the embedded store in a scratch folder on the disk of the checkout."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    folder = Path(tempfile.mkdtemp(prefix=".bench-", dir=Path.cwd()))
+    (folder / "bench_actions.py").write_text(ACTIONS)
+    parts = Parts(Settings(folder=folder, data=folder / "data", workers=workers or WorkerSettings()))
+    await parts.open()
+    try:
+        yield parts
+    finally:
+        (folder / "stop-computing").touch()
+        await parts.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder on the disk of the checkout: a memory file system would flatter every figure."""
+    folder = Path(tempfile.mkdtemp(prefix=".bench-", dir=Path.cwd()))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def noop(isolation: str) -> NewRun:
+    action: Action = PythonCall("bench_actions:noop", "thread" if isolation == "thread" else "process")
+    return NewRun("bench", "noop", action)
+
+
+async def until_succeeded(parts: Parts, count: int) -> None:
+    """Wait until so many runs have succeeded, without asking the store more than it takes."""
+    feed = parts.kernel.feed
+    while (await parts.kernel.count()).states.get(State.SUCCEEDED, 0) < count:
+        await feed.wait_after(feed.last, limit=1, timeout_s=0.5)
+        await asyncio.sleep(0.005)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def say(name: str, text: str) -> None:
+    print(f"{name:<34} {text}", flush=True)

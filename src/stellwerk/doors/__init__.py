@@ -1,0 +1,1 @@
+"""Doors: dialects that translate requests into kernel calls."""
