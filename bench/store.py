@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import sqlite3
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from stellwerk.core.batch import AddRun, Batch, Claim, Claimed, Committed, PutGate, changed
@@ -44,7 +45,8 @@ class Bench:
         events = []
         for _ in range(count):
             self.number += 1
-            spec = Spec("bench", name, PythonCall("bench:nothing"), self.now_ms, keys=run_keys("default", "bench", name))
+            keys = run_keys("default", "bench", name)
+            spec = Spec("bench", name, PythonCall("bench:nothing"), self.now_ms, keys=keys)
             run, added = add(
                 f"{self.number:016d}", spec, priority=priority, due_ms=None, live_key=None, waits_for=0,
                 has_children=False, now_ms=self.now_ms, actor="bench",
@@ -224,20 +226,22 @@ async def bench_cycle(folder: Path, passes: int) -> None:
     await bench.store.close()
 
 
-async def timed(costs: list[float], act: Callable[[], object]) -> None:
+async def timed(costs: list[float], act: Callable[[], Awaitable[None]]) -> None:
     begin = time.process_time()
-    await act()  # type: ignore[misc]
+    await act()
     costs.append((time.process_time() - begin) * 1e6 / (8 * CYCLE_CALL))
 
 
-def main() -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a twentieth of the rows")
     parser.add_argument("--passes", type=int, default=7)
     parser.add_argument("--only", choices=("claims", "cycle"))
     parser.add_argument("--folder", help="where to write (default: a temporary folder)")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
+    # As the host sets them.
     sys.setswitchinterval(0.0005)
+    gc.set_threshold(50_000)
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
         if chosen.only != "claims":
             asyncio.run(bench_cycle(Path(folder), chosen.passes))
@@ -246,4 +250,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

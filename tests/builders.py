@@ -204,8 +204,10 @@ def a_touch(run: Run) -> Batch:
     return Batch(changes=(changed(run.with_(has_children=True)),))
 
 
-def a_drop(run: Run, *, now_ms: int = NOW_MS) -> Batch:
-    return Batch(drops=(DropRun(run.id, run.version),), events=tuple(drop(run, now_ms, ACTOR)))
+def a_drop(run: Run) -> Batch:
+    """Forget an ended run as soon as its time of keeping is over."""
+    assert run.alarm_ms is not None
+    return Batch(drops=(DropRun(run.id, run.version),), events=tuple(drop(run, run.alarm_ms, ACTOR)))
 
 
 def a_gate(

@@ -153,10 +153,8 @@ async def _serve(settings: Settings) -> int:
     _on_signals(stopping, hurry)
     parts = Parts(settings)
     await parts.open()
-    server = HttpServer(
-        build_app(native_routes(parts.kernel, parts.tokens, settings, parts.health), parts.tokens, settings.server),
-        settings.server,
-    )
+    routes = native_routes(parts.kernel, parts.tokens, settings, parts.health, stopping)
+    server = HttpServer(build_app(routes, parts.tokens, settings.server), settings.server)
     try:
         port = await server.start()
         _greet(settings, port, parts.store.durability())

@@ -155,9 +155,10 @@ async def _all_runs(store: Store) -> AsyncIterator[Run]:
         page = await store.find_runs(RunQuery(before=before, limit=PAGE_ROWS_MAX))
         for run in page.runs:
             yield run
-        before = page.before
-        if before is None:
+        if page.before is None:
             return
+        assert before is None or page.before < before
+        before = page.before
 
 
 def _run_differences(tables: Tables, folded: Run, stored: Run, is_owed: bool) -> Iterator[str]:

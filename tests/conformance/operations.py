@@ -19,6 +19,7 @@ from stellwerk.core.batch import (
     Claim,
     DropGate,
     DropRecord,
+    DropRun,
     Edge,
     PutGate,
     PutRecord,
@@ -55,7 +56,7 @@ from stellwerk.core.run import (
 )
 from stellwerk.core.run_machine import cancel, drop, edit, evolve, expire, finish, ready, settle
 from stellwerk.store.protocol import Store
-from tests.builders import ACTOR, NOW_MS, a_drop, a_run, a_spec
+from tests.builders import ACTOR, NOW_MS, a_run, a_spec
 
 QUEUES = ("default", "other")
 SCOPES = ("s", "t")
@@ -76,7 +77,6 @@ class View(Struct):
     children: dict[str, dict[str, When]]
     gates: dict[tuple[str, str], Gate]
     records: dict[tuple[str, str], Record]
-    freed: set[str] = set()  # live keys given up in this call
 
     def holder(self, live_key: str) -> str | None:
         return next((run.id for run in self.runs.values() if run.live_key == live_key), None)
@@ -145,9 +145,6 @@ class Draft:
         for run in self.changes.values():
             change = changed(run, bodies=self.bodies.get(run.id, ()), lease_ms=self.lease_ms.get(run.id))
             changes.append(change)
-            old = self.view.runs[run.id]
-            if old.live_key is not None and run.live_key is None:
-                self.view.freed.add(old.live_key)
             self.view.runs[run.id] = change.run
         for edge in self.edges:
             self.view.children.setdefault(edge.parent, {})[edge.child] = edge.when
@@ -222,7 +219,7 @@ class Operations:
         if refused or len(keys) != len(set(keys)):
             # Another holds the key: nothing may build on this batch, so the view does not learn of it.
             children = {parent: dict(found) for parent, found in view.children.items()}
-            draft.view = structs.replace(view, runs=dict(view.runs), children=children, freed=set())
+            draft.view = structs.replace(view, runs=dict(view.runs), children=children)
         return draft.done()
 
     def _add_one(self, view: View, draft: Draft) -> None:
@@ -245,7 +242,7 @@ class Operations:
             parents=parents,
             bodies=bodies,
             labels={"team": random.choice(("red", "blue"))} if random.random() < 0.5 else {},
-            keep_ms=random.choice((None, 0, 500, 100_000)),
+            keep_ms=random.choice((None, 0, 0, 500, 100_000)),
             retry=random.choice((None, None, RetryPolicy(2, 100), RetryPolicy(1))),
         )
         waiting_for = [parent for parent in parents if draft.row(parent.run_id).is_live]
@@ -254,7 +251,7 @@ class Operations:
             spec,
             priority=random.choice(PRIORITIES),
             due_ms=random.choice((None, None, self.now_ms - 5, self.now_ms + 5, self.now_ms + 2_000)),
-            live_key=None if live_key in view.freed else live_key,
+            live_key=live_key,
             waits_for=len(waiting_for),
             now_ms=self.now_ms,
         )
@@ -325,7 +322,7 @@ class Operations:
         return draft.done()
 
     def _drop(self, view: View) -> Batch:
-        final = self._runs(view, *FINAL)
+        final = [run for run in view.runs.values() if drop(run, self.now_ms, ACTOR)]
         gone = self.random.sample(final, min(len(final), self.random.choice((1, 1, 3, 8))))
         for run in gone:
             del view.runs[run.id]
@@ -333,7 +330,7 @@ class Operations:
         for children in view.children.values():
             for run in gone:
                 children.pop(run.id, None)
-        drops = tuple(a_drop(run).drops[0] for run in gone)
+        drops = tuple(DropRun(run.id, run.version) for run in gone)
         return Batch(drops=drops, events=tuple(event for run in gone for event in drop(run, self.now_ms, ACTOR)))
 
     def _reject(self, view: View) -> Batch:

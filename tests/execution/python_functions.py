@@ -151,6 +151,11 @@ def print_only(token: str) -> None:
     sys.stdout.buffer.write(f"{token} bytes\n".encode())
 
 
+def print_lines(count: int) -> None:
+    for number in range(count):
+        print(number)
+
+
 def write_much(size: int) -> None:
     data = b"0123456789abcdef" * (size // 16)
     while data:

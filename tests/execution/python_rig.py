@@ -32,12 +32,17 @@ class Remembered:
         self.text: dict[tuple[str, int], bytes] = {}
         self.closed: set[str] = set()
         self.written = asyncio.Event()
+        self.is_full = False  # a test says so; then bytes are still kept, but the writer is asked to pause
+        self.asked = asyncio.Event()  # for room, while full
 
     def write(self, run_id: str, number: int, stream: int, data: bytes) -> bool:
         assert run_id not in self.closed
+        if self.is_full and not data:
+            self.asked.set()
+            return False
         self.text[run_id, stream] = self.text.get((run_id, stream), b"") + data
         self.written.set()
-        return True
+        return not self.is_full
 
     def system(self, run_id: str, number: int, text: str) -> None: ...
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 
 from stellwerk.execute.boot_clock import boot_ms
@@ -39,6 +40,13 @@ class Talker:
         say(stuck=self._shape)
 
 
+def fork_and_hold_everything() -> int:
+    pid = os.fork()
+    while pid == 0:
+        signal.pause()
+    return pid
+
+
 async def main(token: str, lease_ms: int) -> None:
     link = KeeperLink(ping_every_s=0.5)
     await link.open()
@@ -66,6 +74,8 @@ async def main(token: str, lease_ms: int) -> None:
     while line := await asyncio.to_thread(sys.stdin.readline):
         if line == "health\n":
             say(**link.capabilities())
+        if line == "fork\n":
+            say(forked=fork_and_hold_everything())
         if line == "one more\n":
             await run("later", nasty_argv("three_sessions", token + "-later"))
             say(later="runs")

@@ -96,6 +96,16 @@ def test_a_killed_host_leaves_nobody(host: Host) -> None:
     wait_until(lambda: _is_gone(host.keeper) and _is_gone(host.guard), "keeper and guard to go as well")
 
 
+def test_a_killed_host_leaves_nobody_although_a_forked_child_of_it_holds_the_channel(host: Host) -> None:
+    host.tell("fork")
+    forked = host.hear()["forked"]
+    os.kill(host.process.pid, signal.SIGKILL)
+    try:
+        wait_until(host.nobody_is_left, "the keeper to end everything")
+    finally:
+        os.kill(forked, signal.SIGKILL)
+
+
 def test_a_killed_keeper_is_cleaned_up_after_by_its_guard_and_replaced(host: Host) -> None:
     os.kill(host.keeper, signal.SIGKILL)
     host.hear_ends("keeper lost")

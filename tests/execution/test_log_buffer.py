@@ -122,7 +122,7 @@ async def test_what_does_not_fit_is_dropped_and_counted(tmp_path: Path) -> None:
 
 
 async def test_beyond_the_cap_the_end_is_kept_aside_and_comes_after_a_marker(tmp_path: Path) -> None:
-    buffer = new_buffer(tmp_path, head_bytes=30, tail_bytes=50, waiting_bytes=300, chunk_bytes=150)
+    buffer = new_buffer(tmp_path, head_bytes=35, tail_bytes=55, waiting_bytes=300, chunk_bytes=150)
     for number in range(100):
         buffer.write("r", 1, STDOUT, b"%010d\n" % number)
     buffer.close("r", 1)
@@ -130,7 +130,7 @@ async def test_beyond_the_cap_the_end_is_kept_aside_and_comes_after_a_marker(tmp
     texts = [piece.data for piece in pieces if piece.stream == STDOUT]
     assert texts == [b"%010d" % number for number in (0, 1, 2, 95, 96, 97, 98, 99)]
     assert pieces[3].stream == SYSTEM
-    assert pieces[3].data.startswith(b"[920 bytes of output are missing here")
+    assert pieces[3].data.startswith(b"[1012 bytes of output are missing here")
     assert buffer.is_drained("r", 1)
 
 
@@ -147,6 +147,13 @@ async def test_the_kept_end_comes_back_in_bunches_that_wait_for_confirmation(tmp
     lines = [piece.data for chunk in unconfirmed for piece in chunk.lines][1:] + [p.data for p in taken(buffer)]
     assert lines == [b"%010d" % number for number in range(500)]
     assert buffer.is_drained("r", 1)
+
+
+async def test_empty_lines_count_towards_the_cap(tmp_path: Path) -> None:
+    buffer = new_buffer(tmp_path, head_bytes=10, tail_bytes=10)
+    buffer.write("r", 1, STDOUT, b"\n" * 1_000)
+    buffer.close("r", 1)
+    assert len(taken(buffer)) == 21
 
 
 async def test_an_attempt_without_output_leaves_no_trace(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 
 from stellwerk.core.run import Failed, Outcome, Returned, Succeeded
-from tests.execution.python_rig import Rig, process_rig, thread_rig
+from tests.execution.python_rig import PATIENCE_S, Rig, process_rig, thread_rig
 
 
 @pytest.fixture(params=["process", "thread"])
@@ -154,6 +155,19 @@ async def test_output_is_heard_while_the_call_runs(rig: Rig, tmp_path: Path) -> 
     assert run_id not in rig.outcomes
     (tmp_path / "go").touch()
     assert result(await rig.end_of(run_id)) == "came"
+
+
+async def test_a_flood_waits_while_the_output_has_no_room_and_arrives_complete(rig: Rig) -> None:
+    rig.output.is_full = True
+    run_id = rig.begin("print_lines", [50_000])
+    async with asyncio.timeout(PATIENCE_S):
+        while not rig.output.asked.is_set():
+            rig.remember(rig.executor.take_ended())
+            await asyncio.sleep(0.001)
+    assert run_id not in rig.outcomes
+    rig.output.is_full = False
+    assert await rig.end_of(run_id) == Succeeded()
+    assert rig.output.of(run_id).split() == [str(number) for number in range(50_000)]
 
 
 async def test_two_thousand_calls_end_two_thousand_times(rig: Rig) -> None:

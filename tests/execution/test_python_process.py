@@ -80,6 +80,17 @@ async def test_a_call_finds_environment_folder_output_and_context_as_the_first_o
     assert not list((tmp_path / "temp").glob("*"))
 
 
+async def test_private_folders_of_a_host_that_is_gone_are_removed(tmp_path: Path) -> None:
+    ended = await asyncio.create_subprocess_exec("/bin/true")
+    await ended.wait()
+    abandoned, in_use = tmp_path / "temp" / f"python-{ended.pid}-aa", tmp_path / "temp" / f"python-{os.getppid()}-bb"
+    for folder in (abandoned, in_use):
+        (folder / "1").mkdir(parents=True)
+    async with process_rig(tmp_path) as rig:
+        assert await rig.call("nothing") == Succeeded()
+    assert [folder.exists() for folder in (abandoned, in_use)] == [False, True]
+
+
 async def test_a_folder_or_environment_that_does_not_work_is_the_calls_failure(rig: Rig) -> None:
     gone = await rig.call("nothing", cwd="/no/such/folder")
     assert isinstance(gone, Failed)

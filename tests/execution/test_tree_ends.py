@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 
 import pytest
 
+from stellwerk.execute.boot_clock import boot_ms
 from stellwerk.execute.keeper_link import KeeperLink
 from tests.execution import nasty
 from tests.execution.listening import Heard, start, start_ready
-from tests.execution.survivors import alive, nasty_argv, new_token
+from tests.execution.survivors import ROOT, alive, host_environment, nasty_argv, new_token, wait_until
 
 pytestmark = [
     pytest.mark.crash,
@@ -65,6 +68,19 @@ async def test_bystanders_with_escaped_daemons_keep_all_their_processes(link: Ke
     await _stop_all(link, list(bystanders.values()))
 
 
+async def test_a_whole_host_with_its_own_keeper_ends_like_any_command(link: KeeperLink) -> None:
+    token = new_token()
+    read_end, write_end = os.pipe()
+    argv = (sys.executable, str(ROOT / "tests/execution/small_host.py"), "60000")
+    heard = start(link, argv, stdout=write_end, env=host_environment(NASTY_TOKEN=token))
+    os.close(write_end)
+    assert b"keeper" in await asyncio.to_thread(os.read, read_end, 1_000)
+    os.close(read_end)
+    link.stop(heard.handle, 0)
+    await heard.end()
+    assert alive(token) == set()
+
+
 async def test_a_polite_command_is_given_its_grace(link: KeeperLink) -> None:
     heard = await start_ready(link, ("bash", "-c", "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done"))
     link.stop(heard.handle, 10_000)
@@ -91,13 +107,25 @@ async def test_a_passed_deadline_ends_the_tree_without_a_word_from_the_host(link
 async def test_a_renewed_tree_outlives_its_first_deadline_and_one_given_up_does_not(link: KeeperLink) -> None:
     kept, given_up = start(link, ("sleep", "1000"), lease_ms=1_000), start(link, ("sleep", "1000"), lease_ms=1_000)
     brief = start(link, ("sleep", "1.5"), lease_ms=1_000)
-    from stellwerk.execute.boot_clock import boot_ms
-
     link.renew(boot_ms() + 60_000, [given_up.handle])
     assert (await given_up.end())[0] == "stop"
     assert await brief.end() == ("exit", 0)
     assert not kept.over.done()
     await _stop_all(link, [kept])
+
+
+async def test_a_renewal_that_a_thawed_keeper_reads_after_the_deadline_revives_nothing(link: KeeperLink) -> None:
+    heard = start(link, ("sleep", "1000"), lease_ms=500)
+    past_ms = boot_ms() + 500
+    await heard.begun
+    assert link._pair is not None
+    keeper = link._pair._keeper_pid
+    assert keeper is not None
+    os.kill(keeper, signal.SIGSTOP)
+    wait_until(lambda: boot_ms() > past_ms, "the deadline to pass")
+    link.renew(boot_ms() + 60_000, [])
+    os.kill(keeper, signal.SIGCONT)
+    assert (await heard.end())[0] == "deadline"
 
 
 async def test_a_tree_may_get_a_nearer_deadline_of_its_own(link: KeeperLink) -> None:

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 from stellwerk.core.events import AnyEvent
 from stellwerk.core.gates import Gate
-from stellwerk.core.run import Body, Run, When
+from stellwerk.core.run import Body, Run, State, When
 
 ROWS_PER_BUNCH = 1_000  # what may be large is done in bunches of this size, each in one batch
 ROWS_PER_BATCH_MAX = 25_000  # the largest request is 10,000 runs; a larger batch is a bug
@@ -166,7 +166,12 @@ class Applied(Struct, frozen=True):
 
 
 def changed(run: Run, *, bodies: tuple[Body, ...] = (), lease_ms: int | None = None) -> ChangeRun:
-    """The change that writes `run`, decided on the version it still carries."""
+    """The change that writes `run`, decided on the version it still carries.
+
+    One that stays running keeps the lease that was read: a heartbeat since then raised no version, and would be undone.
+    """
+    if run.state is State.RUNNING and lease_ms is None:
+        lease_ms = run.alarm_ms
     return ChangeRun(structs.replace(run, version=run.version + 1), bodies, lease_ms)
 
 
@@ -210,6 +215,8 @@ def check_batches(
         verdicts.append(problem)
         if problem is None:
             written.note(batch)
+        else:
+            written.note_refused(batch)
     return verdicts
 
 
@@ -226,6 +233,7 @@ class _Written:
         self._holder_of = holder_of
         self._lease_of = lease_of
         self._versions: dict[RowKey, int] = {}
+        self._refused: set[tuple[RowKey, int]] = set()  # versions that refused batches would have written
         self._holders: dict[str, str] = {}  # live keys taken by runs of this call
         self._freed: set[str] = set()  # runs that gave their live key up in this call
 
@@ -233,6 +241,9 @@ class _Written:
         """Why a batch does not stand; None if it does."""
         for row, wanted in rows_compared(batch):
             if (self._versions[row] if row in self._versions else self._version_of(row)) != wanted:
+                return Conflict(row)
+            if (row, wanted) in self._refused:
+                # It may build on a batch that was refused: another's version of the same number is not that one.
                 return Conflict(row)
         for change in batch.changes:
             row = ("run", change.run.id)
@@ -277,6 +288,17 @@ class _Written:
         for add in batch.adds:
             if add.run.live_key is not None:
                 self._holders[add.run.live_key] = add.run.id
+
+
+    def note_refused(self, batch: Batch) -> None:
+        """Remember what a refused batch would have written: nothing behind it may build on that."""
+        self._refused.update((("run", change.run.id), change.run.version) for change in batch.changes)
+        for item in batch.records:
+            if isinstance(item, PutRecord):
+                self._refused.add((("record", item.record.kind, item.record.key), item.record.version))
+        for gate in batch.gates:
+            if isinstance(gate, PutGate):
+                self._refused.add((("gate", gate.gate.key, gate.gate.kind), gate.gate.version))
 
 
 def _freed(batch: Batch) -> set[str]:

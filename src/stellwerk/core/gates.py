@@ -103,7 +103,7 @@ class Surroundings(Struct, frozen=True):
     claims_refused: str | None = None  # why this host claims nothing at all
 
 
-_GATE_WORDS = {"pause": "paused", "block": "blocked", "hold": "held", "missing": "no definition"}
+_GATE_WORDS = {"pause": "paused", "block": "blocked", "hold": "held", "limit": "limited", "missing": "no definition"}
 _GATE_REASON = {"pause": "Paused", "block": "Blocked", "hold": "Held", "limit": "LimitReached", "missing": "NoDefinition"}
 
 

@@ -21,7 +21,8 @@ REPLY_BYTES_MAX = 16 * 1024 * 1024  # more is no reply: a function wrote into ou
 HELLO = 0  # the serial of a child's first reply: it is ready
 
 EXPIRED = Returned(reason="the lease was over before the call began")
-IN_MEMFD = b"\x00"  # a frame of this one byte says: the request is in the descriptor that came along
+IN_MEMFD = b"\x00"  # a frame that begins so has the serial after it, and the request in the descriptor that came along
+SERIAL_BYTES = 8
 
 
 class Request(Struct, frozen=True, array_like=True):
@@ -65,6 +66,13 @@ class ChildSettings(Struct, frozen=True):
 encode_frame = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
+
+
+def serial_of(frame: bytes) -> int:
+    """Which call a request frame is about."""
+    if frame[:1] == IN_MEMFD:
+        return int.from_bytes(frame[1 : 1 + SERIAL_BYTES], "big")
+    return decode_request(frame).serial
 
 
 def reply_frame(reply: Reply) -> bytes:

@@ -106,7 +106,7 @@ class WarmChild:
         )
         if not frame:
             return None
-        if frame == IN_MEMFD:
+        if frame[:1] == IN_MEMFD:
             frame = _read_memfd(ancillary)
         return decode_request(frame)
 

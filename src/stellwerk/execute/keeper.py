@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import errno
+import gc
 import os
 import selectors
 import signal
@@ -43,8 +44,6 @@ from stellwerk.execute.tree import Tree
 
 RECEIVES_PER_TURN = 8  # starting is slow work: look at deaths and deadlines in between
 RECEIVE_BYTES = 65_536
-# Whatever Python, the keeper or the host's own parent ignores, a command shall find as usual.
-DEFAULT_SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 STARTED_WAITS_MS = 2  # most commands are over by then: STARTED and GONE in one frame wake the host once
 RUN_ID_VARIABLE = b"STELLWERK_RUN_ID"
 
@@ -66,6 +65,8 @@ class Keeper:
         self._child_died = True
         self._armed_ms: int | None = None
         self._worn_limit = worn_limit()
+        # Whatever Python, the guard or the host's own parent ignores, a command shall find as usual.
+        self._ignored = [one for one in signal.valid_signals() if signal.getsignal(one) == signal.SIG_IGN]
         self._pid = os.getpid()
         row = read_row(self._pid)
         self._digest = start_digest(row.start_ticks if row is not None else 0)
@@ -318,7 +319,7 @@ class Keeper:
                 file_actions=[(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(moved)],
                 setsid=True,
                 setsigmask=[],
-                setsigdef=DEFAULT_SIGNALS,
+                setsigdef=self._ignored,
             )
         finally:
             put_back(self._worn_limit)
@@ -341,4 +342,5 @@ def _in_words(error: OSError) -> str:
 def keep(channel: socket.socket, host_pid: int) -> None:
     """Be the keeper of this host until it is gone."""
     os.umask(0o077)
+    gc.freeze()  # what was imported stays; no collection need look at it again
     Keeper(channel, host_pid).run()

@@ -22,7 +22,7 @@ from stellwerk.core.logs import (
     LogChunk,
     LogPiece,
 )
-from stellwerk.execute.log_tail import LogTail
+from stellwerk.execute.log_tail import LogTail, written_bytes
 
 PARTIAL_AFTER_S = 1.0
 LINE_COST_BYTES = 64  # what an empty line costs in memory, so that a million of them count too
@@ -198,8 +198,9 @@ class LogBuffer:
         return line
 
     def _add_line(self, log: _AttemptLog, piece: LogPiece) -> None:
-        if log.tail is None and log.head_left >= len(piece.data):
-            log.head_left -= len(piece.data)
+        size = written_bytes(piece)
+        if log.tail is None and log.head_left >= size:
+            log.head_left -= size
             self._append(log, piece)
             return
         if log.tail is None:

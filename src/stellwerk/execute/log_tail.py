@@ -16,6 +16,11 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(LogPiece)
 
 
+def written_bytes(piece: LogPiece) -> int:
+    """How many bytes the attempt wrote for this piece: a newline counts, or empty lines would be free."""
+    return len(piece.data) + (0 if piece.cut else 1)
+
+
 class LogTail:
     """Two files take turns: when the newer one is full, the older one is dropped. Neither has a name."""
 
@@ -30,7 +35,7 @@ class LogTail:
 
     def add(self, piece: LogPiece) -> None:
         """Keep this for as long as it is among the last."""
-        size = len(piece.data)
+        size = written_bytes(piece)
         if self._newer_bytes + size > self._bytes_max:
             if self._older is not None:
                 self._older.close()
@@ -57,7 +62,7 @@ class LogTail:
         pieces = self._records()
         skipped = 0
         while skipped < bytes_min:
-            skipped += len(next(pieces).data)
+            skipped += written_bytes(next(pieces))
         return skipped, pieces
 
     def _records(self) -> Iterator[LogPiece]:

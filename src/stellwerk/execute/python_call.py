@@ -13,6 +13,7 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from stellwerk.core.logs import STDERR, STDOUT
 from stellwerk.core.run import Failed, Lost, Outcome, Returned
@@ -28,9 +29,11 @@ STARTING_S = 60.0  # a child that is not ready by then hangs, in an import from 
 LIVE_AFTER_S = 0.020
 HELD_IDLE_S = 0.2  # a child that is idle for so long is told to the keeper as idle
 KEPT_IDLE_S = 10.0  # a child beyond the minimum is let go after so long
-PAUSE_S = 5.0  # output that nobody takes is waited for at most so long, then read all the same
+PAUSE_S = 5.0  # output that finds no room waits for at most so long, then it is read all the same
+ASK_FOR_ROOM_S = 0.02
 RESTART_DELAYS_S = (0.1, 0.5, 2.0, 10.0)  # after children that ended before they were ready
 STARTS_UNTIL_REFUSED = 3  # so many in a row, and waiting calls fail instead of waiting for ever
+FOLDER_PREFIX = "python-"
 CLOSE_S = 15.0  # a tree that cannot die must not hold up the host's stop
 
 STOPPED = Failed(reason="stopped", error="stopped on request")
@@ -74,7 +77,6 @@ class PythonExecutor:
         self._ended: list[Ended] = []
         self._stuck: dict[str, str] = {}
         self._serials = itertools.count(HELLO + 1)
-        self._names = itertools.count(1)
         self._failed_starts = 0
         self._start_after = 0.0
         self._is_closing = False
@@ -86,6 +88,7 @@ class PythonExecutor:
     async def open(self) -> None:
         """Start the first children now: the first run should find them warm."""
         self._loop = asyncio.get_running_loop()
+        self._in_thread(_remove_abandoned, self._temp_root)
         self._balance()
 
     async def close(self) -> None:
@@ -145,12 +148,6 @@ class PythonExecutor:
 
     def stuck(self) -> Mapping[str, str]:
         return self._stuck
-
-    def resumed(self, run_id: str, number: int) -> None:
-        """The output of this attempt may be read again, after a `write` that answered False."""
-        call = self._calls.get((run_id, number))
-        if call is not None and call.child is not None and call.child.paused_until:
-            self._read_on(call.child)
 
     def reload(self) -> None:
         """New children for all further calls: the old ones have the old modules. Open calls go on to their ends."""
@@ -291,8 +288,11 @@ class PythonExecutor:
             self._loop.remove_reader(child.replies_fd)
         child.release()
         self._children.remove(child)
-        # In a thread: a function may have left a million files there.
-        removal = self._loop.run_in_executor(None, _remove_folder, child.temp_folder)
+        self._in_thread(_remove_folder, child.temp_folder)
+
+    def _in_thread(self, remove: Callable[[str], None], path: str) -> None:
+        # A function may have left a million files.
+        removal = self._loop.run_in_executor(None, remove, path)
         self._removals.add(removal)
         removal.add_done_callback(self._removals.discard)
 
@@ -354,10 +354,9 @@ class PythonExecutor:
             self._read_on(child)
 
     def _read_on(self, child: WarmChild) -> None:
-        child.paused_until = 0.0
-        if child.is_live:
-            self._loop.add_reader(child.stdout_fd, self._output_came, child, child.stdout_fd, STDOUT)
-            self._loop.add_reader(child.stderr_fd, self._output_came, child, child.stderr_fd, STDERR)
+        child.is_paused = False
+        self._loop.add_reader(child.stdout_fd, self._output_came, child, child.stdout_fd, STDOUT)
+        self._loop.add_reader(child.stderr_fd, self._output_came, child, child.stderr_fd, STDERR)
 
     def _output_came(self, child: WarmChild, fd: int, stream: int) -> None:
         # One read per event, so that a flood does not starve others.
@@ -366,18 +365,38 @@ class PythonExecutor:
             self._loop.remove_reader(fd)
         elif data is not None:
             attempt = child.open[0].attempt
-            if not self._output.write(attempt.run_id, attempt.number, stream, data):
+            if self._output.write(attempt.run_id, attempt.number, stream, data):
+                child.refused_since = None
+            else:
                 self._pause(child)
 
     def _pause(self, child: WarmChild) -> None:
-        self._loop.remove_reader(child.stdout_fd)
-        self._loop.remove_reader(child.stderr_fd)
-        child.paused_until = self._loop.time() + PAUSE_S
-        self._look_again_at(child.paused_until)
+        """Stop reading, which slows the function down; but not for ever: after that the output drops what it must."""
+        now = self._loop.time()
+        if child.refused_since is None:
+            child.refused_since = now
+        if now - child.refused_since < PAUSE_S:
+            child.is_paused = True
+            self._stop_reading(child)
+            self._look_again_at(now + ASK_FOR_ROOM_S)
+
+    def _ask_for_room(self, child: WarmChild) -> float | None:
+        """Read on if the output takes more, or the pause was long enough; else the moment to ask again."""
+        now = self._loop.time()
+        attempt = child.open[0].attempt
+        if self._output.write(attempt.run_id, attempt.number, STDOUT, b""):
+            child.refused_since = None
+        if child.refused_since is None or now - child.refused_since >= PAUSE_S:
+            self._read_on(child)
+            return None
+        return now + ASK_FOR_ROOM_S
 
     def _leave_live(self, child: WarmChild) -> None:
-        child.is_live = False
-        child.paused_until = 0.0
+        child.is_live = child.is_paused = False
+        child.refused_since = None
+        self._stop_reading(child)
+
+    def _stop_reading(self, child: WarmChild) -> None:
         self._loop.remove_reader(child.stdout_fd)
         self._loop.remove_reader(child.stderr_fd)
 
@@ -414,10 +433,8 @@ class PythonExecutor:
             self._go_live(child)
         if not child.open:
             return now + HELD_IDLE_S
-        moments = [child.paused_until] if child.paused_until else []
-        if child.paused_until and now >= child.paused_until:
-            self._read_on(child)
-            moments = []
+        ask_at = self._ask_for_room(child) if child.is_paused else None
+        moments = [] if ask_at is None else [ask_at]
         timeout_ms = child.open[0].attempt.timeout_ms
         if timeout_ms is not None:
             late_at = child.head_since + timeout_ms / 1_000
@@ -471,7 +488,8 @@ class PythonExecutor:
         return sum(1 for child in self._children if child.phase is not Phase.LEAVING)
 
     def _launch(self) -> None:
-        folder = f"{self._temp_root}/python-{os.getpid()}-{next(self._names)}"
+        # Not by pid and a count alone: in a container the next host has the same pid, and finds what a crash left.
+        folder = f"{self._temp_root}/{FOLDER_PREFIX}{os.getpid()}-{os.urandom(6).hex()}"
         child = WarmChild(self, self._link, folder)
         child.idle_since = self._loop.time()
         self._look_again_at(child.idle_since + STARTING_S)
@@ -498,6 +516,24 @@ class PythonExecutor:
             error = f"no process for Python calls can be started; the last one {why}"
             self._end_all(list(self._pending), Failed(reason="start", error=error))
             self._pending.clear()
+
+
+def _remove_abandoned(temp_root: str) -> None:
+    """Remove the private folders of hosts that are gone: they had no time to do it themselves."""
+    for folder in Path(temp_root).glob(f"{FOLDER_PREFIX}*-*"):
+        pid = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        if pid.isdigit() and not _is_alive(int(pid)):
+            _remove_folder(str(folder))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _remove_folder(path: str) -> None:

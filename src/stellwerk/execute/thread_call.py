@@ -15,10 +15,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from queue import SimpleQueue
 
 from msgspec import Struct
 
+from stellwerk.core.logs import STDOUT
 from stellwerk.core.run import Failed, Outcome, PythonCall, Returned
 from stellwerk.execute.call import Coroutines, Functions, perform, put_first_on_path
 from stellwerk.execute.printed import capture_prints, install_capture, uninstall_capture
@@ -27,7 +29,8 @@ from stellwerk.sdk.inside import RunView
 
 CLOSE_S = 1.0  # threads that do not end by then are left behind; they are daemons
 UNREAD_BYTES_MAX = 4 * 1024 * 1024  # printed and not yet taken by the loop; then printing waits
-UNREAD_WAIT_S = 5.0  # … but not for ever
+PAUSE_S = 5.0  # … but not for ever, here and when the output has no room
+ASK_FOR_ROOM_S = 0.02
 
 STOPPED = Failed(reason="stopped", error="stopped on request; the function may run on for a while")
 CLOSING = Returned(reason="the host is stopping")
@@ -136,19 +139,43 @@ class ThreadExecutor:
                 call = self._calls.pop((item.run_id, item.number), None)
                 if call is not None:
                     self._timed.discard(call)
+                    self._let_go(call)
                     output.close(item.run_id, item.number)
                     ended.append(item)
             elif type(item) is Printed:
                 self._unread_bytes -= len(item.data)
                 # After its end nothing more of an attempt is taken: its thread may not know yet.
-                if (item.run_id, item.number) in self._calls:
-                    output.write(item.run_id, item.number, item.stream, item.data)
+                call = self._calls.get((item.run_id, item.number))
+                if call is not None:
+                    if not output.write(item.run_id, item.number, item.stream, item.data):
+                        self._hold_up(call)
         if not self._was_read.is_set():
             self._was_read.set()
         return ended
 
     def stuck(self) -> Mapping[str, str]:
         return {}
+
+    # --- an output without room ------------------------------------------------------------------------
+
+    def _hold_up(self, call: _Call) -> None:
+        """Let the function wait at its next print until there is room."""
+        if call.room_again is None:
+            call.room_again = threading.Event()
+            self._loop.call_later(ASK_FOR_ROOM_S, self._ask_for_room, call)
+
+    def _ask_for_room(self, call: _Call) -> None:
+        if call.room_again is not None:
+            attempt = call.attempt
+            if self._output.write(attempt.run_id, attempt.number, STDOUT, b""):
+                self._let_go(call)
+            else:
+                self._loop.call_later(ASK_FOR_ROOM_S, self._ask_for_room, call)
+
+    def _let_go(self, call: _Call) -> None:
+        room_again, call.room_again = call.room_again, None
+        if room_again is not None:
+            room_again.set()
 
     # --- from the threads ------------------------------------------------------------------------------
 
@@ -159,21 +186,25 @@ class ThreadExecutor:
             self._is_woken = True
             self._wake()
 
-    def printed(self, attempt: Attempt, stream: int, data: bytes) -> None:
+    def printed(self, call: _Call, stream: int, data: bytes) -> None:
+        room_again = call.room_again
+        if room_again is not None:
+            room_again.wait(PAUSE_S)
         if self._unread_bytes > UNREAD_BYTES_MAX:
             self._was_read.clear()
-            self._was_read.wait(UNREAD_WAIT_S)
+            self._was_read.wait(PAUSE_S)
         # Not exact between threads, and need not be: it only slows a flood down.
         self._unread_bytes += len(data)
-        self.report(Printed(attempt.run_id, attempt.number, stream, data))
+        self.report(Printed(call.attempt.run_id, call.attempt.number, stream, data))
 
     def next_call(self) -> _Call | None:
         return self._queue.get()
 
-    def perform(self, attempt: Attempt, coroutines: Coroutines) -> Outcome:
+    def perform(self, call: _Call, coroutines: Coroutines) -> Outcome:
+        attempt = call.attempt
         assert isinstance(attempt.action, PythonCall)
         run = RunView(attempt.run_id, attempt.number, attempt.scope, attempt.name, attempt.labels)
-        with capture_prints(lambda stream, data: self.printed(attempt, stream, data)):
+        with capture_prints(partial(self.printed, call)):
             return perform(self._functions, attempt.action.function, attempt.args, run, coroutines)
 
     # --- time limits and stops -------------------------------------------------------------------------
@@ -210,7 +241,7 @@ class ThreadExecutor:
 class _Call:
     """One attempt on its way through queue and thread."""
 
-    __slots__ = ("attempt", "began", "is_reported", "lock", "worker")
+    __slots__ = ("attempt", "began", "is_reported", "lock", "room_again", "worker")
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
@@ -218,6 +249,7 @@ class _Call:
         self.is_reported = False
         self.began = 0.0
         self.worker: _Worker | None = None  # while it runs
+        self.room_again: threading.Event | None = None  # while its output is refused
 
 
 class _Worker(threading.Thread):
@@ -256,7 +288,7 @@ class _Worker(threading.Thread):
             call.began = time.monotonic()
             call.worker = self
         try:
-            outcome = self._executor.perform(call.attempt, self._coroutines)
+            outcome = self._executor.perform(call, self._coroutines)
         finally:
             with call.lock:
                 call.worker = None

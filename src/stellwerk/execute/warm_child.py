@@ -24,10 +24,12 @@ from stellwerk.execute.call_frames import (
     FRAME_BYTES_MAX,
     IN_MEMFD,
     PIPE_BYTES,
+    SERIAL_BYTES,
     ChildSettings,
     Reply,
     Request,
     encode_frame,
+    serial_of,
     split_replies,
 )
 from stellwerk.execute.keeper_link import KeeperLink, Spawn
@@ -85,7 +87,8 @@ class WarmChild:
         self.is_live = False  # its output is read while its one call runs
         self.is_stopping = False
         self.was_ready = False
-        self.paused_until = 0.0  # loop time; output is not read before
+        self.is_paused = False  # live, but its output is not read: there is no room for it
+        self.refused_since: float | None = None  # loop time since which the output has taken nothing
         self.temp_folder = temp_folder
         self.stdout_fd = self.stderr_fd = self.replies_fd = -1
         self._owner = owner
@@ -212,7 +215,7 @@ class WarmChild:
             if len(frame) <= FRAME_BYTES_MAX:
                 self._requests.send(frame)
             else:
-                _send_in_memfd(self._requests, frame)
+                _send_in_memfd(self._requests, call.serial, frame)
         except BlockingIOError:
             return False
         call.child = self
@@ -223,7 +226,7 @@ class WarmChild:
         """Read the child's queue in its place: the calls it has not begun, oldest first."""
         if self._requests_read is None:
             return []
-        count = 0
+        taken: set[int] = set()
         while True:
             try:
                 frame, ancillary, _flags, _address = self._requests_read.recvmsg(
@@ -236,10 +239,10 @@ class WarmChild:
             for _level, _kind, data in ancillary:
                 for fd in array.array("i", data):
                     os.close(fd)
-            count += 1
-        # The child reads from the front, so what is left is the end of our own list.
-        back = [self.open.pop() for _ in range(count)]
-        back.reverse()
+            taken.add(serial_of(frame))
+        # The child reads on meanwhile, so what we got need not be the end of the queue: each frame says whose it is.
+        back = [call for call in self.open if call.serial in taken]
+        self.open = deque(call for call in self.open if call.serial not in taken)
         for call in back:
             call.child = None
         return back
@@ -334,12 +337,12 @@ def _request_frame(call: Call) -> bytes:
     )
 
 
-def _send_in_memfd(requests: socket.socket, frame: bytes) -> None:
+def _send_in_memfd(requests: socket.socket, serial: int, frame: bytes) -> None:
     fd = os.memfd_create("stellwerk-call", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(fd), "wb") as file:
             file.write(frame)
-        socket.send_fds(requests, [IN_MEMFD], [fd])
+        socket.send_fds(requests, [IN_MEMFD + serial.to_bytes(SERIAL_BYTES, "big")], [fd])
     finally:
         os.close(fd)
 

@@ -12,7 +12,7 @@ from stellwerk.core.batch import ROWS_PER_BUNCH, Batch, Committed, DropRecord, P
 from stellwerk.core.dag import child_after
 from stellwerk.core.events import AnyRunEvent
 from stellwerk.core.facts import Facts
-from stellwerk.core.run import FINAL, Run
+from stellwerk.core.run import FINAL, Run, State
 from stellwerk.core.run_machine import cancel, evolve
 from stellwerk.kernel.kernel import BulkVerb, Kernel, Unpark
 from stellwerk.kernel.submit import decide as decide_adds
@@ -49,11 +49,14 @@ def _shorter(record: Record, chore: Chore, now_ms: int) -> PutRecord:
 
 async def _unpark(kernel: Kernel, record: Record, chore: Unpark) -> bool:
     """Bring runs parked under a key back, best first. Whatever is held by another gate is parked again by a claim."""
-    again = _shorter(record, chore, kernel.env.now_ms())
+    left = chore.left
+    if left is None:
+        left = (await kernel.store.count()).states.get(State.READY, 0)
+    again = _shorter(record, structs.replace(chore, left=left - ROWS_PER_BUNCH), kernel.env.now_ms())
     receipt = await _commit(kernel, Batch(records=(again,), unparks=(chore.key,)))
     if receipt is None:
         return False
-    if receipt.unparked < ROWS_PER_BUNCH:
+    if receipt.unparked < ROWS_PER_BUNCH or left <= ROWS_PER_BUNCH:
         await _commit(kernel, Batch(records=(_done(again.record),)))
     return True
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from stellwerk.core.batch import Applied, Batch, Claim, Claimed, PutGate, PutRecord, Receipt
-from stellwerk.core.errors import Unavailable
+from stellwerk.core.errors import StellwerkError, Unavailable
 from stellwerk.core.run import State
 from stellwerk.dispatch.protocol import JOURNAL, Dispatch, Wake, queue_topic
 from stellwerk.kernel.env import Env
@@ -68,6 +68,7 @@ class Committer:
         self._closing = False
         self._unanswered: set[asyncio.Future[Sequence[Receipt]]] = set()
         self._telling: set[asyncio.Task[None]] = set()
+        self._catching_up: asyncio.Task[None] | None = None
         self._hint: Hint | None = None
         self._retry: asyncio.TimerHandle | None = None
         self.trouble: str | None = None  # why the last call was refused by the store
@@ -83,6 +84,8 @@ class Committer:
         self._standing.clear()
         if self._retry is not None:
             self._retry.cancel()
+        if self._catching_up is not None:
+            self._catching_up.cancel()
         if self._pump is not None:
             self._closing = True
             await asyncio.gather(*self._unanswered, return_exceptions=True)
@@ -226,12 +229,29 @@ class Committer:
         if not applied.events:
             return
         if self._store.exclusive():
-            self._feed.publish(applied.first_event_id, applied.events)
+            if self._feed.in_doubt:
+                self._catch_up()
+            else:
+                self._feed.publish(applied.first_event_id, applied.events)
         else:
             wakes = [Wake(JOURNAL), *(Wake(queue_topic(queue)) for queue in applied.claimable)]
             telling = asyncio.create_task(self._dispatch.wake(wakes))
             self._telling.add(telling)
             telling.add_done_callback(self._telling.discard)
+
+    def _catch_up(self) -> None:
+        """The feed must read the journal: what is published next may not follow what it has."""
+        self._feed.doubt()
+        if self._catching_up is None or self._catching_up.done():
+            self._catching_up = asyncio.create_task(self._look_until_sure(), name="catching-up")
+
+    async def _look_until_sure(self) -> None:
+        while self._feed.in_doubt:
+            try:
+                await self._feed.look()
+            except StellwerkError as error:
+                log.warning("the feed cannot be brought up to date yet: %s", error)
+                await asyncio.sleep(LOOK_AGAIN_S)
 
     def _hint_alarms(self, batches: Sequence[Batch]) -> None:
         alarms = [add.run.alarm_ms for batch in batches for add in batch.adds if add.run.alarm_ms is not None]
@@ -247,7 +267,14 @@ class Committer:
             self._hint(min(alarms))
 
     async def _refuse(self, entries: list[_Waiting], served: list[_Standing], error: Exception) -> None:
-        """The store refused the whole call: nobody was acknowledged. Claims stand again and look a little later."""
+        """The store refused the whole call: nobody was acknowledged. Claims stand again and look a little later.
+
+        It may have been done all the same, with the answer lost: then its events and alarms are to be found by looking.
+        """
+        if self._store.exclusive():
+            self._catch_up()
+        if self._hint is not None:
+            self._hint(self._env.now_ms())
         if not isinstance(error, Unavailable):
             log.exception("the store failed", exc_info=error)
             if len(entries) > 1:

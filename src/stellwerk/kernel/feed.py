@@ -102,6 +102,7 @@ class Feed:
         self._waiting: set[asyncio.Future[None]] = set()
         self._waiting_by_run: dict[str, set[asyncio.Future[None]]] = {}
         self._closed = False
+        self._doubts = 0
         self.published = 0  # events since the start
         self.last = 0
         self.ring_after = 0  # the ring holds everything after this id
@@ -138,10 +139,19 @@ class Feed:
             self.ring_after = gone.last_id
         self._wake(events)
 
+    def doubt(self) -> None:
+        """Something may have been committed that nobody will publish: `look` before anything else is published."""
+        self._doubts += 1
+
+    @property
+    def in_doubt(self) -> bool:
+        return self._doubts > 0
+
     async def look(self) -> None:
         """Read what others committed. Several calls at once are one."""
         async with self._looking:
             while True:
+                doubts = self._doubts
                 found = await self._store.read_journal(self.last, STORE_PAGE_EVENTS)
                 if found.forgotten > self.last:
                     # We slept through a trimming: the ring starts afresh behind the gap.
@@ -150,6 +160,8 @@ class Feed:
                     self.last = self.ring_after = found.forgotten
                     continue
                 if not found.events:
+                    if self._doubts == doubts:
+                        self._doubts = 0  # nothing came up while we read: what we know is all there was
                     return
                 for first_id, events in _stretches(found.events):
                     self.publish(first_id, events)

@@ -41,9 +41,13 @@ Decide = Callable[[Loaded, int], tuple[Batch | None, Answer]]
 
 
 class Unpark(Struct, frozen=True, tag="unpark"):
-    """A chore: runs parked under a key whose gate has opened."""
+    """A chore: runs parked under a key whose gate has opened; `left` is how many there can be at most.
+
+    What another gate of the same key still holds is parked again by the next claim, and must not be met for ever.
+    """
 
     key: str
+    left: int | None = None
 
 
 class BulkVerb(Struct, frozen=True, tag="bulk"):

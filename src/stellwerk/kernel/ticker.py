@@ -33,10 +33,10 @@ Probe = Callable[[Check, int], Awaitable[bool]]
 
 
 class Ticker:
-    """`holds` says whether this host's own worker has a run: then its lease is not ours to take."""
+    """`holds` says whether this host's own worker has an attempt: then its lease is not ours to take."""
 
     def __init__(
-        self, kernel: Kernel, holds: Callable[[str], bool], probe: Probe, poll_ms: int | None, retention: Retention
+        self, kernel: Kernel, holds: Callable[[str, int], bool], probe: Probe, poll_ms: int | None, retention: Retention
     ) -> None:
         self._kernel = kernel
         self._holds = holds
@@ -134,7 +134,7 @@ class Ticker:
         for run in due.runs:
             if run.state is State.WAITING:
                 turns.append(Ready(run, actor))
-            elif run.state is State.RUNNING and self._holds(run.id):
+            elif run.state is State.RUNNING and self._holds(run.id, run.attempt):
                 kept += 1
             elif run.state is State.RUNNING:
                 turns.append(Expire(run, actor))

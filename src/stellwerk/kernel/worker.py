@@ -17,7 +17,7 @@ from stellwerk.core.errors import StellwerkError
 from stellwerk.core.facts import Facts
 from stellwerk.core.logs import Appended, LogChunk
 from stellwerk.core.queries import LeaseRef
-from stellwerk.core.run import RESULT_BYTES_MAX, Body, Failed, Outcome, PythonCall, Returned, Run, Succeeded
+from stellwerk.core.run import RESULT_BYTES_MAX, Body, Failed, Lost, Outcome, PythonCall, Returned, Run, Succeeded
 from stellwerk.execute.protocol import Attempt, Ended, Executor
 from stellwerk.kernel.kernel import Kernel, Slots
 from stellwerk.kernel.settings import WorkerSettings
@@ -47,9 +47,9 @@ MakeExecutor = Callable[[str, str, int], Executor]  # kind ("command", "process"
 
 
 class _Held:
-    """A run that this worker has claimed and whose end is not yet in the store."""
+    """An attempt that this worker has claimed and whose end is not yet in the store."""
 
-    __slots__ = ("executor", "line", "returns", "run", "stopped", "waits_since")
+    __slots__ = ("executor", "line", "lost", "returns", "run", "stopped", "waits_since")
 
     def __init__(self, run: Run, line: _Line, now_s: float) -> None:
         self.run = run
@@ -58,6 +58,11 @@ class _Held:
         self.executor: Executor | None = None  # None: not handed over yet
         self.stopped = False
         self.returns = False  # its end is our doing: put back, nothing counted
+        self.lost = False  # its lease is over: whatever ended it, the worker was lost
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.run.id, self.run.attempt
 
 
 class _Line:
@@ -107,7 +112,8 @@ class Worker:
         self._variables = variables
         self.id = kernel.host_id
         self._lines = {queue: _Line(queue, slots) for queue, slots in settings.slots.items() if slots > 0}
-        self._held: dict[str, _Held] = {}
+        # By attempt: after a lost lease a host may claim the next attempt while the last is still being ended.
+        self._held: dict[tuple[str, int], _Held] = {}
         self._nothing_held = asyncio.Event()
         self._nothing_held.set()
         self._executors: dict[tuple[str, str], Executor] = {}
@@ -200,8 +206,10 @@ class Worker:
         now_s = self._now_s()
         line = self._lines[claimed.runs[0].run.spec.queue]
         for taken in claimed.runs:
+            if taken.run.attempt > 1:
+                self._give_up([one for one in self._held.values() if one.run.id == taken.run.id])
             held = _Held(taken.run, line, now_s)
-            self._held[taken.run.id] = held
+            self._held[held.place] = held
             line.waiting.append((held, taken.bodies))
         line.held += len(claimed.runs)
         self._nothing_held.clear()
@@ -318,8 +326,8 @@ class Worker:
         counts: dict[_Line, int] = {}
         for executor in self._executors.values():
             for end in executor.take_ended():
-                held = self._held.get(end.run_id)
-                if held is None or held.run.attempt != end.number or held.executor is None:
+                held = self._held.get((end.run_id, end.number))
+                if held is None or held.executor is None:
                     continue
                 line = held.line
                 line.active -= 1
@@ -376,18 +384,17 @@ class Worker:
                 log.warning("%d ends could not be recorded yet: %s", len(turns), error)
                 await asyncio.sleep(REPORT_AGAIN_S)
         for held, _ in ended:
-            if self._held.get(held.run.id) is held:
-                del self._held[held.run.id]
+            self._held.pop(held.place, None)
         if not self._held:
             self._nothing_held.set()
-        for line in {held.line for held, _ in ended}:
+        for line in dict.fromkeys(held.line for held, _ in ended):
             self._ask(line)
 
     # -- leases -------------------------------------------------------------------------------------------------------
 
-    def holds(self, run_id: str) -> bool:
-        """Whether a run is in this worker's hands: then this host does not expire it."""
-        return run_id in self._held
+    def holds(self, run_id: str, attempt: int) -> bool:
+        """Whether an attempt is in this worker's hands: then this host does not expire it."""
+        return (run_id, attempt) in self._held
 
     def _arm_heartbeat(self) -> None:
         if self._heartbeat is None and self._held and self._loop is not None:
@@ -399,7 +406,7 @@ class Worker:
             self._beating = asyncio.create_task(self._extend(), name="heartbeat")
 
     async def _extend(self) -> None:
-        held = list(self._held.values())
+        held = [one for one in self._held.values() if not one.lost]
         leases = [LeaseRef(one.run.id, one.run.attempt, self.id) for one in held]
         asked_boot_ms = self._kernel.env.boot_ms()
         now_ms = self._kernel.env.now_ms()
@@ -409,7 +416,7 @@ class Worker:
         except StellwerkError as error:
             log.warning("the leases of %d runs could not be prolonged: %s", len(leases), error)
         else:
-            given_up = await self._stop(answer)
+            given_up = await self._stop(held, answer)
             # Counted from before the store was asked: the keeper's clock must not run behind the store's.
             deadline = asked_boot_ms + lease_ms - margin_ms(lease_ms)
             for executor in self._executors.values():
@@ -422,34 +429,46 @@ class Worker:
 
     async def stops_asked(self, run_ids: Sequence[str]) -> None:
         """Someone says that these shall stop: ask the store, and act on what it says."""
-        held = [self._held[run_id] for run_id in run_ids if run_id in self._held]
+        wanted = set(run_ids)
+        held = [one for one in self._held.values() if one.run.id in wanted and not one.lost]
         if not held:
             return
         now_ms = self._kernel.env.now_ms()
         leases = [LeaseRef(one.run.id, one.run.attempt, self.id) for one in held]
-        await self._stop(await self._kernel.store.extend(leases, now_ms + self._settings.lease_ms, now_ms))
+        await self._stop(held, await self._kernel.store.extend(leases, now_ms + self._settings.lease_ms, now_ms))
 
-    async def _stop(self, run_ids: Sequence[str]) -> list[tuple[str, int]]:
+    async def _stop(self, held: Sequence[_Held], run_ids: Sequence[str]) -> list[tuple[str, int]]:
         """End attempts that were asked to stop (with grace) or whose lease is lost (at once); answers the lost ones."""
         if not run_ids:
             return []
         rows = (await self._kernel.store.load(Facts(runs=tuple(run_ids)))).runs
-        lost: list[tuple[str, int]] = []
-        for run_id in run_ids:
-            held = self._held.get(run_id)
-            if held is None:
+        named = set(run_ids)
+        lost: list[_Held] = []
+        for one in held:
+            if one.run.id not in named or one.place not in self._held:
                 continue
-            row = rows.get(run_id)
-            asked = row is not None and row.stop_asked and row.attempt == held.run.attempt
-            if not asked:
-                self.lost += 1
-                lost.append((run_id, held.run.attempt))
+            row = rows.get(one.run.id)
+            if row is None or not row.stop_asked or row.attempt != one.run.attempt:
+                lost.append(one)
+            elif one.executor is None:
+                self._drop_waiting(one)
+            elif not one.stopped:
+                one.stopped = True
+                one.executor.stop(one.run.id, one.run.attempt, self._settings.kill_grace_ms)
+        self._give_up(lost)
+        return [one.place for one in lost]
+
+    def _give_up(self, lost: Sequence[_Held]) -> None:
+        """Their leases are over: end them at once."""
+        for held in lost:
+            if held.lost:
+                continue
+            held.lost = held.stopped = True
+            self.lost += 1
             if held.executor is None:
                 self._drop_waiting(held)
-            elif not held.stopped or not asked:
-                held.stopped = True
-                held.executor.stop(run_id, held.run.attempt, self._settings.kill_grace_ms if asked else 0)
-        return lost
+            else:
+                held.executor.stop(held.run.id, held.run.attempt, 0)
 
     def _drop_waiting(self, held: _Held) -> None:
         """It never began: its end is ours to tell."""
@@ -498,6 +517,8 @@ def _place(kind: str, line: _Line) -> tuple[str, str]:
 def _outcome(held: _Held, end: Ended) -> Outcome:
     if held.returns and not isinstance(end.outcome, Succeeded):
         return Returned("the host was stopped")
+    if held.lost and not isinstance(end.outcome, Succeeded):
+        return Lost("its lease ran out")
     return end.outcome
 
 

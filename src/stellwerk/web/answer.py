@@ -40,6 +40,18 @@ class Answer:
         await send({"type": "http.response.body", "body": self.body, "more_body": False})
 
 
+class _NoAnswer(Answer):
+    """For a client who has left."""
+
+    __slots__ = ()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        return
+
+
+NO_ANSWER = _NoAnswer(499, b"", ())
+
+
 def json_bytes(body: bytes, status: int = 200) -> Answer:
     """JSON that is already encoded."""
     return Answer(status, body, _JSON_HEADERS)

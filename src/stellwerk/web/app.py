@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from litestar import Litestar, Request, Response
 from litestar.exceptions import HTTPException
-from litestar.handlers import ASGIRouteHandler
-from litestar.types import ASGIApp, Receive, Scope, Send
+from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
+from litestar.types import ASGIApp, Method, Receive, Scope, Send
 
 from stellwerk import __version__
 from stellwerk.kernel.settings import ServerSettings
@@ -63,12 +63,27 @@ class Front:
         await self._app(scope, receive, send)
 
 
-def _handler(endpoint: Endpoint) -> ASGIRouteHandler:
-    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-        await endpoint(scope, receive, send)
+def _handler(endpoint: Endpoint) -> ASGIRouteHandler | HTTPRouteHandler:
+    """The shortest way through the framework; for paths with parts in them it has only the longer one."""
+    if "{" in endpoint.path:
+        return _http_handler(endpoint)
 
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        answer = await endpoint.answer(scope, receive)
+        await answer(scope, receive, send)
+
+    return ASGIRouteHandler(endpoint.path, name=endpoint.path, copy_scope=False)(handle)
+
+
+def _http_handler(endpoint: Endpoint) -> HTTPRouteHandler:
+    async def handle(request: Request[Any, Any, Any]) -> ASGIApp:
+        return await endpoint.answer(request.scope, request.receive)
+
+    # OPTIONS too, or the framework would answer it to anyone.
+    methods = cast("list[Method]", [*endpoint.routes, "OPTIONS"])
     path = endpoint.path.replace("}", ":str}")
-    return ASGIRouteHandler(path, name=endpoint.path, copy_scope=False)(handle)
+    made = HTTPRouteHandler(path, http_method=methods, name=endpoint.path, status_code=200, include_in_schema=False)
+    return made(handle)
 
 
 class _Exceptions:
@@ -89,5 +104,7 @@ class _Exceptions:
         except HttpRefusal as refusal:
             return answer_for(refusal, request.method, request.scope["path"])
         if isinstance(error, HTTPException) and error.status_code < 500:
-            return framework_problem(error.status_code, error.headers)
+            headers = error.headers or {}
+            allowed = [word for word in headers.get("allow", "").split(", ") if word not in ("", "OPTIONS")]
+            return framework_problem(error.status_code, {"allow": ", ".join(allowed)} if allowed else None)
         return answer_for(error, request.method, request.scope["path"])

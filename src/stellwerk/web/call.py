@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from stellwerk.web.routes import Route
 
 BODY_BYTES_MAX = 1024 * 1024
-BODY_S_MAX = 30.0
 HEADERS_KEY = "stellwerk.headers"  # where the front leaves the headers it has checked
 ROUTES_KEY = "routes"  # where the application keeps all its routes
 
@@ -69,16 +67,11 @@ class Call:
         return b"text/event-stream" in self.headers.get(b"accept", b"").lower()
 
     async def body(self, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-        """The whole body, within its limits of size and time; JSON by its type, if there is any."""
+        """The whole body, within its limit of size; JSON by its type, if there is any. The server limits its time."""
         length = self.headers.get(b"content-length")
         if length is not None and length.isdigit() and int(length[:20]) > bytes_max:
             raise _too_large(bytes_max)
-        try:
-            async with asyncio.timeout(BODY_S_MAX):
-                data = await _read(self.receive, bytes_max)
-        except TimeoutError:
-            text = f"the body did not arrive within {BODY_S_MAX:.0f} s"
-            raise HttpRefusal(408, text, headers={"connection": "close"}) from None
+        data = await _read(self.receive, bytes_max)
         if data:
             self._check_type()
         return data

@@ -27,7 +27,7 @@ class Param(Struct, frozen=True):
 
     name: str
     about: str
-    schema: Mapping[str, Any] = {"type": "string"}
+    schema: Mapping[str, Any]
     required: bool = False
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import traceback
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -82,17 +81,9 @@ def _status_of(error: Refused) -> int:
 
 def _unexpected(error: Exception, method: str, path: str) -> Answer:
     request_id = new_request_id()
-    line = {
-        "level": "error",
-        "message": "a request failed in a way it should not",
-        "request_id": request_id,
-        "method": method[:20],
-        "path": path[:PATH_CHARS_MAX],
-        "error": type(error).__name__,
-        "trace": "".join(traceback.format_exception(error)),
-    }
-    # One JSON line: control characters in what the caller sent are escaped, so that no line can be forged.
-    log.error("%s", msgspec.json.encode({key: _clean(value) for key, value in line.items()}).decode())
+    # `more` are fields of the JSON line that the host's log writes: escaped there, so that no line can be forged.
+    more = {"request_id": request_id, "method": method[:20], "path": _clean(path)[:PATH_CHARS_MAX]}
+    log.error("a request failed in a way it should not", exc_info=error, extra={"more": more})
     return _answer(500, "this is a mistake of the host; its log says more under this request id", None, {}, request_id)
 
 

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from litestar.types import Receive, Scope, Send
+from litestar.types import Receive, Scope
 
 from stellwerk.kernel.tokens import Token
-from stellwerk.web.answer import Answer
+from stellwerk.web.answer import NO_ANSWER, Answer
 from stellwerk.web.auth import OPEN_PATHS, ROLES, SAFE_METHODS, RouteRole, TokenBook, need_role, token_of
 from stellwerk.web.call import HEADERS_KEY, Call
 from stellwerk.web.params import Param, Query
@@ -78,21 +78,19 @@ class Endpoint:
         self._is_open = all(route.role == "open" for route in routes)
         self._allow = ", ".join(self.routes)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, scope: Scope, receive: Receive) -> Answer:
+        """The answer to a request, whatever it is."""
         method: str = scope["method"]  # type: ignore[typeddict-item]  # only HTTP comes here
         route = self.routes.get(method)
         try:
             answer = await self._answer(route, scope, receive)
         except ClientGone:
-            return
+            return NO_ANSWER
         except Exception as error:
             answer = answer_for(error, method, scope["path"])
         if route is not None:
             route.answered[answer.status] += 1
-        try:
-            await answer(scope, receive, send)
-        except ClientGone:
-            return
+        return answer
 
     async def _answer(self, route: Route | None, scope: Scope, receive: Receive) -> Answer:
         headers: dict[bytes, bytes] = scope[HEADERS_KEY]  # type: ignore[literal-required]  # left by the front

@@ -24,6 +24,7 @@ from stellwerk.web.problem import new_request_id
 
 HEADER_BYTES_MAX = 32 * 1024
 HEADER_S_MAX = 10.0
+BODY_S_MAX = 30.0
 KEEP_ALIVE_S = 75
 GRACE_S = 5.0
 BACKLOG = 2_048
@@ -108,17 +109,21 @@ def _bind(settings: ServerSettings) -> socket.socket:
 
 
 class _Protocol(HttpToolsProtocol):
-    """One connection, with limits on the size and the time of the headers, and our shape for its errors."""
+    """One connection, with limits on the time of head and body and the size of the head, and our shape for its errors.
+
+    A request that comes in one piece, as nearly all do, starts no timer.
+    """
 
     _header_bytes = 0
     _in_headers = False
-    _header_timer: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _in_body = False
     _refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._in_headers = True
-        self._arm()
+        self._arm(HEADER_S_MAX)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -133,8 +138,10 @@ class _Protocol(HttpToolsProtocol):
             self._header_bytes += len(data)
             if self._header_bytes > HEADER_BYTES_MAX:
                 self._refuse(431, "the headers are larger than 32 kB")
-            elif self._header_timer is None:
-                self._arm()
+            elif self._timer is None:
+                self._arm(HEADER_S_MAX)
+        elif self._in_body and self._timer is None and not self._refused:
+            self._arm(BODY_S_MAX)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -147,6 +154,7 @@ class _Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
+        self._in_body = True
         self._disarm()
         if self._refused:
             return
@@ -154,7 +162,7 @@ class _Protocol(HttpToolsProtocol):
             self._refuse(431, "the headers are larger than 32 kB")
             return
         if len(self.connections) > CONNECTIONS_MAX:
-            self._refuse(503, "too many connections are open; nothing was acknowledged, try again", b"retry-after: 5\r\n")
+            self._refuse(503, "too many connections are open; nothing was done, try again", b"retry-after: 5\r\n")
             return
         self._header_bytes = 0
         self.server_state.default_headers = _date_header()
@@ -165,6 +173,8 @@ class _Protocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._in_body = False
+        self._disarm()
         if not self._refused:
             super().on_message_complete()
 
@@ -185,19 +195,21 @@ class _Protocol(HttpToolsProtocol):
         )
         self.transport.close()
 
-    def _arm(self) -> None:
-        self._header_timer = self.loop.call_later(HEADER_S_MAX, self._too_slow)
+    def _arm(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self._too_slow)
 
     def _disarm(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _too_slow(self) -> None:
-        self._header_timer = None
+        self._timer = None
         if self.transport.is_closing():
             return
-        if self._header_bytes:
+        if self._in_body and not self.cycle.response_started:
+            self._refuse(408, "the body did not arrive within 30 s")
+        elif self._header_bytes:
             self._refuse(408, "the headers did not arrive within 10 s")
         else:
             self.transport.close()  # connected and said nothing

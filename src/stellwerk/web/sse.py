@@ -9,7 +9,7 @@ from litestar.types import Receive, Scope, Send
 
 from stellwerk.core.errors import Unavailable
 from stellwerk.web.answer import CLOSED_POLICY, SAFE_HEADERS, Answer
-from stellwerk.web.problem import answer_for
+from stellwerk.web.problem import ClientGone, answer_for
 from stellwerk.web.waiting import Stop, while_there
 
 QUIET_S = 15.0  # after so long a silence a comment is sent, so that nobody in between takes the line for dead
@@ -47,7 +47,10 @@ class EventStream(Answer):
         await send({"type": "http.response.start", "status": 200, "headers": list(self.headers)})
         # The first bytes at once: a client knows that it is connected before the first event.
         await send({"type": "http.response.body", "body": b": here\n\n", "more_body": True})
-        await while_there(receive, self._stop, self._pump(send))
+        try:
+            await while_there(receive, self._stop, self._pump(send))
+        except ClientGone:
+            return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pump(self, send: Send) -> None:

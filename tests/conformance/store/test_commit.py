@@ -189,6 +189,18 @@ async def test_a_live_key_is_held_while_the_run_runs_and_free_when_it_has_ended(
     assert isinstance(await refusal(store, an_add("b", live_key="k")), Committed)
 
 
+async def test_a_live_key_freed_by_an_earlier_batch_of_the_call_can_be_taken(store: Store) -> None:
+    await do(store, an_add("a", live_key="k"))
+    await do(store, a_cancel(await row(store, "a")), an_add("b", live_key="k"))
+    assert (await store.load(Facts(live_keys=("k",)))).holders == {"k": "b"}
+
+
+async def test_a_live_key_can_be_handed_over_within_one_batch(store: Store) -> None:
+    await do(store, an_add("a", live_key="k"))
+    await do(store, together([an_add("b", live_key="k"), an_end(await start_one(store, "a"))]))
+    assert (await store.load(Facts(live_keys=("k",)))).holders == {"k": "b"}
+
+
 async def test_a_live_key_is_held_while_the_run_waits(store: Store) -> None:
     await do(store, an_add("a", live_key="k", due_ms=NOW_MS + 1_000))
     await do(store, an_edit(await row(store, "a"), due_ms=NOW_MS + 9_000))

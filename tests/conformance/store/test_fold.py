@@ -37,6 +37,7 @@ async def journal(store: Store) -> list[Stamped]:
         page = await store.read_journal(after=events[-1].event_id if events else 0, limit=500)
         if not page.events:
             return events
+        assert not events or page.events[0].event_id > events[-1].event_id
         events.extend(page.events)
 
 

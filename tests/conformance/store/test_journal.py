@@ -106,6 +106,7 @@ async def test_a_limit_cuts_in_the_middle_of_a_call_and_the_next_read_goes_on_th
     seen: list[int] = []
     after = 0
     while len(page := (await store.read_journal(after=after, limit=1)).events) > 0:
+        assert page[0].event_id > after
         seen.append(page[0].event_id)
         after = page[0].event_id
     assert seen == await ids(store)

@@ -43,9 +43,10 @@ async def walk(store: Store, query: RunQuery) -> list[list[str]]:
     while True:
         page = await store.find_runs(RunQuery(query.states, query.scope, before=before, limit=query.limit))
         pages.append([run.id for run in page.runs])
-        before = page.before
-        if before is None:
+        if page.before is None:
             return pages
+        assert before is None or page.before < before
+        before = page.before
 
 
 # -- stamps -----------------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def apply_call(
         _read_before(connection, sheet)
         problems: Problems = [None] * len(batches)
         result = _Call(connection, head, book, now_ms, hopeful=True).run(sheet, problems, claims)
-    except Mismatch:
+    except (Mismatch, sqlite3.IntegrityError):
         connection.execute(SQL["give_up_hope"])
         return _apply_compared(connection, head, book, batches, claims, now_ms)
     return result
@@ -210,9 +210,9 @@ def _compare(
     versions: dict[RowKey, int] = {("gate", gate.key, gate.kind): gate.version for gate in book.gates}
     if run_ids:
         text = connection.execute(SQL["run_versions"], (encode_text(list(run_ids)),)).fetchone()[0]
-        for run_id, *rest in _decode_known(text):
-            known[run_id] = Known(*rest)
-            versions["run", run_id] = known[run_id].version
+        for run_id, added, version, state, queue, parked, alarm_ms, live_key in _decode_known(text):
+            known[run_id] = Known(added, version, state, queue, parked, alarm_ms, live_key)
+            versions["run", run_id] = version
     if live_keys:
         text = connection.execute(SQL["live_holders"], (encode_text(list(live_keys)),)).fetchone()[0]
         holders.update(_decode_pairs(text))

@@ -21,7 +21,7 @@ from stellwerk.core.run_machine import evolve, start
 from stellwerk.store.sqlite.rows import SQL, encode_text, runs_of
 from stellwerk.store.sqlite.sheet import Sheet, urgency
 
-PAGE_RUNS_MIN, PAGE_RUNS_MAX = 16, 1_024  # candidates read at once: what is wanted, more where many are held
+PAGE_RUNS_MIN, PAGE_RUNS_MAX = 64, 1_024  # candidates read at once after the first look: the first were held
 
 
 class GateBook:
@@ -169,7 +169,7 @@ class _Line:
         self._fresh = sheet.ready_in(queue)
         self._rows: list[Run] = []
         self._offset = 0  # rows of the index that were read
-        self._page = PAGE_RUNS_MIN
+        self._page = 1
         self._is_read_out = False
         self._was_named = False  # a claim has picked runs by name: some at hand may be gone
         self.parked: set[str] = set()  # rows that a claim of this call has parked
@@ -212,7 +212,7 @@ class _Line:
             values = (self._queue, limit, self._offset)
             runs = runs_of(self._connection.execute(SQL["candidates"], values).fetchone()[0])
             self._offset += len(runs)
-            self._page = min(self._page * 4, PAGE_RUNS_MAX)
+            self._page = min(max(self._page * 4, PAGE_RUNS_MIN), PAGE_RUNS_MAX)
             self._is_read_out = len(runs) < limit
             self._rows += [run for run in runs if self._is_as_read(run)]
 

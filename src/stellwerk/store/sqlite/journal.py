@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -17,10 +18,10 @@ from stellwerk.store.sqlite.rows import SQL
 STRETCH_EVENTS = 10_000  # what one reading looks at
 TRIM_ROWS_MAX = 1_000  # calls whose events one trimming forgets
 ROW_EVENTS_MAX = 4_000  # a larger call takes several rows, so that a page does not decode megabytes
-VACUUM_PAGES = 512  # pages given back to the file system after a trimming: 2 MiB
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[AnyEvent]).decode
+_decode_rows = msgspec.json.Decoder(list[tuple[int, int, int]]).decode
 _decode_sizes = msgspec.json.Decoder(list[tuple[int, int]]).decode
 
 
@@ -52,13 +53,9 @@ def write_events(connection: sqlite3.Connection, head: Head, events: Sequence[An
 def read_journal(connection: sqlite3.Connection, after: int, limit: int, run: str | None) -> JournalSlice:
     """Events after an EventId, over a bounded stretch."""
     last, forgotten = connection.execute(SQL["stamp"]).fetchone()
-    if run is None:
-        rows = connection.execute(SQL["journal_after"], (after, STRETCH_EVENTS))
-    else:
-        rows = connection.execute(SQL["journal_after_of"], (run.encode(), after, STRETCH_EVENTS))
     found: list[Stamped] = []
     examined, seen = last, 0
-    for last_id, count, body in rows:
+    for last_id, count, body in _read_rows(connection, after, limit, run):
         first = last_id - count + 1
         begin = max(first, after + 1)
         if len(found) == limit:
@@ -66,14 +63,33 @@ def read_journal(connection: sqlite3.Connection, after: int, limit: int, run: st
             examined = found[-1].event_id if run is None else begin - 1
             break
         end = min(last_id, begin + STRETCH_EVENTS - seen - 1)
-        if body is not None:
+        if body:
             end = _collect(found, _events(body, last_id, count), first, begin, end, limit, run)
         seen += end - begin + 1
         if end < last_id or (seen == STRETCH_EVENTS and last_id < last):
             examined = end
             break
-    rows.close()
     return JournalSlice(tuple(found), forgotten, examined, last)
+
+
+def _read_rows(
+    connection: sqlite3.Connection, after: int, limit: int, run: str | None
+) -> Iterator[tuple[int, int, bytes]]:
+    """Last id, count and body of as many calls as may be needed, and one more: it tells that this is not all."""
+    position = connection.execute(SQL["journal_position"], (after,)).fetchone()
+    if position is None:
+        return
+    wanted = STRETCH_EVENTS if run is not None else min(limit, STRETCH_EVENTS)
+    values: dict[str, Any] = {"after": after, "until": position[0] + wanted + 1, "rows": wanted + 2}
+    if run is None:
+        sizes, digits = connection.execute(SQL["journal_after"], values).fetchone()
+    else:
+        sizes, digits = connection.execute(SQL["journal_after_of"], {**values, "run": run.encode()}).fetchone()
+    data = bytes.fromhex(digits or "")
+    begin = 0
+    for last_id, count, size in _decode_rows(sizes):
+        yield last_id, count, data[begin : begin + size]
+        begin += size
 
 
 def _collect(

@@ -19,10 +19,6 @@ from stellwerk.store.sqlite.rows import SQL
 
 DATABASE_NAME = "stellwerk.db"
 HOLD_NAME = "stellwerk.pid"  # held by flock as long as the process lives; a crash lets go of it
-CACHE_KIB = 64 * 1024
-BUSY_MS = 5_000  # nobody else should hold the file; a backup tool may, for a moment
-WAL_BYTES_KEPT = 16 * 1024 * 1024
-AUTO_VACUUM_INCREMENTAL = 2
 
 Migration = Callable[[sqlite3.Connection], None]  # from version n to n + 1, inside a transaction
 MIGRATIONS: Sequence[Migration] = ()  # the first one leads from version 1 to version 2
@@ -106,16 +102,11 @@ def connect_writer(
     path: Path, *, version: int = SCHEMA_VERSION, migrations: Sequence[Migration] = MIGRATIONS
 ) -> sqlite3.Connection:
     """The one connection that writes; creates or migrates the file."""
-    is_new = not path.exists()
+    is_new = not path.exists() or path.stat().st_size == 0
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=512)
     try:
-        if is_new or path.stat().st_size == 0:
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        set_up(connection)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA wal_autocheckpoint = 1000")
+        set_up(connection, "new_file" if is_new else "known_file", "any_connection", "writing_connection")
         _bring_to_version(connection, path, version, migrations)
     except sqlite3.DatabaseError as error:
         connection.close()
@@ -133,18 +124,15 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
     )
-    set_up(connection)
-    connection.execute("PRAGMA query_only = ON")
+    set_up(connection, "any_connection", "reading_connection")
     return connection
 
 
-def set_up(connection: sqlite3.Connection) -> None:
-    """What every connection has in common."""
-    connection.execute("PRAGMA busy_timeout = 5000")
-    connection.execute("PRAGMA temp_store = MEMORY")
-    connection.execute("PRAGMA cache_size = -65536")  # KiB
-    connection.execute("PRAGMA secure_delete = OFF")
-    connection.execute("PRAGMA journal_size_limit = 16777216")
+def set_up(connection: sqlite3.Connection, *names: str) -> None:
+    """Set what is to hold for a connection, by the names of lists of pragmas."""
+    for name in names:
+        for pragma in SQL[name].split(";"):
+            connection.execute(pragma)
 
 
 def _bring_to_version(
@@ -157,7 +145,7 @@ def _bring_to_version(
             connection.execute(statement)
         connection.execute(SQL["put_meta"], ("schema", str(version)))
         connection.execute(SQL["put_meta"], ("epoch", secrets.token_hex(8)))
-        connection.execute("COMMIT")
+        connection.execute(SQL["commit"])
         return
     if found > version:
         raise Refused(
@@ -171,15 +159,15 @@ def _bring_to_version(
             try:
                 migrations[number - 1](connection)
                 connection.execute(SQL["put_meta"], ("schema", str(number + 1)))
-                connection.execute("COMMIT")
+                connection.execute(SQL["commit"])
             except BaseException:
-                connection.execute("ROLLBACK")
+                connection.execute(SQL["roll_back"])
                 raise
 
 
 def read_version(connection: sqlite3.Connection) -> int | None:
     """The schema version of the file; None for an empty one."""
-    tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    tables = connection.execute(SQL["count_tables"]).fetchone()[0]
     if tables == 0:
         return None
     try:

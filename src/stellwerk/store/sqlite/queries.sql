@@ -172,10 +172,10 @@ SELECT :include(list) FROM (
     ORDER BY priority DESC, created_ms, id LIMIT ? OFFSET ?)
 
 -- name: candidates_only
--- Those of the named runs that are claimable in a queue.
+-- Those of the named runs that are claimable in a queue. The plus keeps it from walking the whole queue.
 SELECT :include(list) FROM (
     SELECT :include(run_item) AS item FROM runs
-    WHERE id IN (SELECT value FROM json_each(?)) AND queue = ? AND state = 'ready' AND parked IS NULL
+    WHERE id IN (SELECT value FROM json_each(?)) AND +queue = ? AND state = 'ready' AND parked IS NULL
     ORDER BY priority DESC, created_ms, id LIMIT -1)
 
 -- name: park
@@ -360,13 +360,21 @@ SELECT :include(list) FROM (SELECT :include(run_item) AS item
 -- The events of one call.
 INSERT INTO journal (last_id, count, position, body) VALUES (?, ?, ?, ?)
 
+-- name: journal_position
+-- How many events were ever written up to the end of the first call with events after an EventId.
+SELECT position FROM journal WHERE last_id > ? ORDER BY last_id LIMIT 1
+
 -- name: journal_after
--- Calls with events after an EventId.
-SELECT last_id, count, body FROM journal WHERE last_id > ? ORDER BY last_id LIMIT ?
+-- Calls with events after an EventId, up to a position, as one row: sizes, and one text of hex digits.
+SELECT json_group_array(json_array(last_id, count, length(body))), group_concat(hex(body), '') FROM (
+    SELECT last_id, count, body FROM journal
+    WHERE last_id > :after AND position - count < :until ORDER BY last_id LIMIT :rows)
 
 -- name: journal_after_of
--- The same for a reader who wants one run only: bodies that do not contain its id are left out.
-SELECT last_id, count, iif(instr(body, ?), body, NULL) FROM journal WHERE last_id > ? ORDER BY last_id LIMIT ?
+-- The same for a reader who wants one run only: bodies that do not contain its id are left empty.
+SELECT json_group_array(json_array(last_id, count, length(body))), group_concat(hex(body), '') FROM (
+    SELECT last_id, count, iif(instr(body, :run), body, x'') AS body FROM journal
+    WHERE last_id > :after AND position - count < :until ORDER BY last_id LIMIT :rows)
 
 -- name: journal_ends
 -- The last call, and how many events are kept.
@@ -461,3 +469,33 @@ PRAGMA incremental_vacuum(512)
 -- name: synchronous
 -- How this connection flushes: 2 is FULL.
 PRAGMA synchronous
+
+-- name: count_tables
+-- An empty file has none.
+SELECT count(*) FROM sqlite_schema
+
+-- name: new_file
+-- What can only be said before the first table: pages that become free can be given back in bounded steps.
+PRAGMA auto_vacuum = INCREMENTAL
+
+-- name: known_file
+-- A file that has tables keeps what it was made with.
+PRAGMA auto_vacuum
+
+-- name: any_connection
+-- A backup tool may hold the file for a moment; 64 MiB of pages; freed pages need not be overwritten.
+PRAGMA busy_timeout = 5000;
+PRAGMA cache_size = -65536;
+PRAGMA temp_store = MEMORY;
+PRAGMA secure_delete = OFF
+
+-- name: writing_connection
+-- Acknowledged is flushed. The WAL is copied back every 4 MiB, and shrinks to 16 MiB after a burst.
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = FULL;
+PRAGMA wal_autocheckpoint = 1000;
+PRAGMA journal_size_limit = 16777216
+
+-- name: reading_connection
+-- Belt and braces: the file is opened for reading only.
+PRAGMA query_only = ON

@@ -1,4 +1,7 @@
-"""Runs as rows and back. All SQL of this store is read here, once."""
+"""Runs as rows and back. All SQL of this store is read here, once.
+
+`state._value_` is the plain string of a state: ten times faster to get than `.value`, and to bind than the enum.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,6 @@ decode_specs = msgspec.json.Decoder(list[Spec]).decode
 decode_gates = msgspec.json.Decoder(list[Gate]).decode
 decode_record_items = msgspec.json.Decoder(list[RecordItem]).decode
 encode = msgspec.json.Encoder().encode
-
-_TEXT = {state: state.value for state in State}  # a plain string is bound four times faster than an enum
-
 
 def encode_text(value: Any) -> str:
     """JSON as text, for a column or a parameter."""
@@ -71,7 +71,7 @@ def insert_values(run: Run, added: int, changed: int) -> tuple[Any, ...]:
     """The columns of `insert_runs`."""
     spec = run.spec
     return (
-        added, run.id, run.version, _TEXT[run.state], spec.queue, spec.scope, spec.name, run.priority,
+        added, run.id, run.version, run.state._value_, spec.queue, spec.scope, spec.name, run.priority,
         spec.created_ms, run.attempt, run.due_ms, run.alarm_ms, run.live_key, run.worker, run.started_ms,
         run.waits_for, run.has_children, run.parked, changed, encode(spec).decode(),
     )  # fmt: skip
@@ -92,6 +92,6 @@ def head_of(run: Run) -> tuple[Any, ...]:
         ended_ms, reason, error, exit_code, waits_for, has_children, stop_asked, _, parked, _, _,
     ) = structs.astuple(run)  # fmt: skip
     return (
-        version, _TEXT[state], priority, attempt, tries, crashes, due_ms, alarm_ms, live_key, worker, started_ms,
+        version, state._value_, priority, attempt, tries, crashes, due_ms, alarm_ms, live_key, worker, started_ms,
         ended_ms, reason, error, exit_code, waits_for, has_children, stop_asked, parked,
     )  # fmt: skip

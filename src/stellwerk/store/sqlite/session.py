@@ -145,11 +145,11 @@ class Session:
         return log_lines.append_logs(self._connection, chunks)
 
     def trim_journal(self, keep: Retention, now_ms: int) -> int:
-        return journal.trim_journal(self._connection, keep, now_ms)
-
-    def vacuum(self) -> None:
-        """Give some free pages back to the file system. All rows of the answer must be fetched for it to happen."""
+        """Forget what need not be kept, and give some of the room back to the file system."""
+        trimmed = journal.trim_journal(self._connection, keep, now_ms)
+        # Each fetched row is one page given back.
         self._connection.execute(SQL["vacuum"]).fetchall()
+        return trimmed
 
     def end_leases(self) -> None:
         self._connection.execute(SQL["end_leases"])

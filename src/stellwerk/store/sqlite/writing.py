@@ -55,8 +55,8 @@ def write_sheet(connection: sqlite3.Connection, sheet: Sheet, changed: int, *, h
 def count_sheet(sheet: Sheet, counts: Counter[tuple[str, str]]) -> None:
     """Add to the counters what a sheet makes of them: minus what its rows were, plus what they are."""
     counts.subtract(sheet.before)
-    counts.update((run.spec.queue, run.state.value) for run in sheet.adds.values())
-    counts.update((run.spec.queue, run.state.value) for run, _ in sheet.changes.values())
+    counts.update([(run.spec.queue, run.state._value_) for run in sheet.adds.values()])
+    counts.update([(run.spec.queue, run.state._value_) for run, _ in sheet.changes.values()])
 
 
 def write_counts(connection: sqlite3.Connection, counts: Counter[tuple[str, str]]) -> None:
