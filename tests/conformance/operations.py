@@ -187,7 +187,7 @@ class Operations:
         weights: dict[Callable[[View], Batch], int] = {
             self._add: 30,
             self._end: 25,
-            self._gate: 10,
+            self._gate: 14,
             self._ready: 8,
             self._edit: 8,
             self._drop: 8,
@@ -401,7 +401,7 @@ class Operations:
     def _claim(self, view: View) -> Claim:
         random = self.random
         only: tuple[str, ...] = ()
-        if random.random() < 0.2 and view.runs:
+        if random.random() < 0.3 and view.runs:
             only = tuple(random.sample(sorted(view.runs), min(3, len(view.runs))))
         lease_ms = random.choice((500, 2_000, 20_000))
         return Claim(random.choice(QUEUES), random.choice(WORKERS), random.choice((0, 1, 2, 5)), lease_ms, only)

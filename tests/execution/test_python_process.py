@@ -190,6 +190,16 @@ async def test_a_stop_with_grace_lets_the_function_tidy_up(rig: Rig, tmp_path: P
     assert "tidied up" in rig.output.of(run_id)
 
 
+async def test_calls_taken_back_while_the_child_reads_on_are_neither_lost_nor_mixed_up(rig: Rig) -> None:
+    await rig.ends_of([rig.begin("nothing") for _ in range(50)])
+    for _ in range(400):
+        runs = [rig.attempt("add", [number, 0]) for number in range(15)]
+        rig.executor.start(runs)
+        rig.executor.stop(runs[-1].run_id, 1, 0)  # which takes back the queue of its child
+        ends = await rig.ends_of([run.run_id for run in runs])
+        assert [result(end) for end in ends[:-1]] == list(range(14))
+
+
 async def test_a_fork_that_comes_back_out_of_the_function_answers_nothing(rig: Rig) -> None:
     calls = [rig.begin("return_twice") for _ in range(20)]
     assert [result(end) for end in await rig.ends_of(calls)] == [1] * 20

@@ -269,7 +269,8 @@ class Committer:
     async def _refuse(self, entries: list[_Waiting], served: list[_Standing], error: Exception) -> None:
         """The store refused the whole call: nobody was acknowledged. Claims stand again and look a little later.
 
-        It may have been done all the same, with the answer lost: then its events and alarms are to be found by looking.
+        It may have been done all the same, with the answer lost: what it readied, its alarms and its events are then
+        found by looking.
         """
         if self._store.exclusive():
             self._catch_up()
@@ -289,7 +290,7 @@ class Committer:
         for standing in served:
             if self._flying.pop(standing.claim.queue):
                 self._standing[standing.claim.queue] = standing
-        if served and self._retry is None:
+        if self._retry is None:
             self._retry = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_again)
 
     async def _one_by_one(self, entries: list[_Waiting]) -> None:

@@ -208,7 +208,7 @@ def told(loaded: Loaded) -> tuple[object, ...]:
 async def test_the_operations_reach_the_interesting_places() -> None:
     """What random operations never meet, they do not test."""
     seen: dict[str, int] = {}
-    for seed in range(20):
+    for seed in range(60):
         store, operations = MemoryStore(), Operations(seed)
         for _ in range(STEPS):
             operations.tick()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stellwerk.core.batch import Batch
+from stellwerk.core.batch import Batch, DropRun
 from stellwerk.core.facts import Facts
 from stellwerk.core.run import Failed, Returned, Run
 from stellwerk.store.protocol import Store
@@ -141,6 +141,24 @@ async def test_the_drop_of_an_ended_run_frees_nothing(store: Store) -> None:
     await do(store, an_end(run))
     await do(store, a_drop(await row(store, "a")))
     assert (await row(store, "c")).parked == JOB
+
+
+async def test_a_run_that_ends_and_is_dropped_in_one_call_frees_its_place(store: Store) -> None:
+    await do(store, an_add("a"), an_add("b"), a_limit(JOB, 1))
+    (run,) = await started(store)
+    ended = an_end(run)
+    await do(store, ended, a_drop(ended.changes[0].run))
+    assert (await row(store, "b")).parked is None
+
+
+async def test_a_running_run_that_is_dropped_with_its_end_frees_its_place(store: Store) -> None:
+    # A run that is not kept needs no row for its end: the batch may drop it at once.
+    await do(store, an_add("a"), an_add("b"), a_limit(JOB, 1))
+    (run,) = await started(store)
+    ended = an_end(run)
+    dropped = a_drop(ended.changes[0].run)
+    await do(store, Batch(drops=(DropRun(run.id, run.version),), events=(*ended.events, *dropped.events)))
+    assert (await row(store, "b")).parked is None
 
 
 async def test_an_end_frees_a_place_of_each_limit_it_was_under(store: Store) -> None:

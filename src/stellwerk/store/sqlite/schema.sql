@@ -5,7 +5,7 @@
 CREATE TABLE runs (
     added        INTEGER PRIMARY KEY,
     id           TEXT NOT NULL UNIQUE,
-    version      INTEGER NOT NULL,
+    version      INTEGER NOT NULL CHECK (version >= 1),
     state        TEXT NOT NULL,
     queue        TEXT NOT NULL,
     scope        TEXT NOT NULL,
@@ -31,12 +31,8 @@ CREATE TABLE runs (
     parked       TEXT,
     changed      INTEGER NOT NULL,
     spec         TEXT NOT NULL,
-    -- What no run may be, whoever wrote it: nobody would ever look at it again, or two would fight over it.
-    CHECK (version >= 1 AND priority BETWEEN 1 AND 1000 AND waits_for >= 0),
-    CHECK (parked IS NULL OR state = 'ready'),
-    CHECK (state <> 'running' OR (alarm_ms IS NOT NULL AND worker IS NOT NULL AND attempt >= 1)),
-    CHECK ((ended_ms IS NULL) = (state IN ('waiting', 'ready', 'running'))),
-    CHECK (ended_ms IS NULL OR live_key IS NULL)
+    -- Nobody would ever look at it again. Further checks of this kind cost 3 µs a run.
+    CHECK (state <> 'running' OR alarm_ms IS NOT NULL)
 ) STRICT;
 
 -- Claims walk this one; parked runs are not in it, so that a pause in front costs nothing.
