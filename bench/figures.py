@@ -71,4 +71,4 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def say(name: str, text: str) -> None:
-    print(f"{name:<34} {text}", flush=True)
+    print(f"{name:<46} {text}", flush=True)

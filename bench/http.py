@@ -1,4 +1,4 @@
-"""Submits by single HTTP posts from 32 connections, beside a no-op POST route of the same framework in the same process.
+"""Submits by single HTTP posts from 32 connections, beside a no-op POST route of the framework in the same process.
 
     python -m bench.http [--seconds S] [--rounds N] [--clients N]
 
@@ -25,7 +25,7 @@ from typing import Any
 
 import uvloop
 
-WISH = {"scope": "bench", "name": "noop", "action": {"type": "command", "argv": ["true"]}, "delay": "1d"}
+WISH = {"scope": "bench", "name": "noop", "action": {"type": "command", "argv": ["true"]}}
 TOKEN = "swk_admin_of-the-benchmark"
 TARGET = 0.4
 
@@ -187,6 +187,7 @@ class Figure:
         self.rates: list[float] = []
         self.latencies_s: list[float] = []
         self.cpu_us: list[float] = []
+        self.runs_per_commit: list[float] = []
 
     @property
     def rate(self) -> float:
@@ -197,7 +198,8 @@ class Figure:
         p50, p99 = (ordered[int(len(ordered) * part)] * 1_000 for part in (0.5, 0.99))
         rounds = " ".join(f"{rate:,.0f}" for rate in self.rates)
         cpu = statistics.median(self.cpu_us)
-        return f"{self.name:<28} {self.rate:>8,.0f}/s   p50 {p50:.2f} ms  p99 {p99:.2f} ms  server CPU {cpu:.0f} us  ({rounds})"
+        times = f"p50 {p50:.2f} ms  p99 {p99:.2f} ms  server CPU {cpu:.0f} us"
+        return f"{self.name:<28} {self.rate:>8,.0f}/s   {times}  ({rounds})"
 
 
 async def measure(clients: int, seconds: float, rounds: int) -> tuple[Figure, Figure]:
@@ -220,6 +222,7 @@ async def measure(clients: int, seconds: float, rounds: int) -> tuple[Figure, Fi
                 after = serving.ask()
                 figure.rates.append(len(latencies) / lasted_s)
                 figure.latencies_s.extend(latencies)
+                figure.runs_per_commit.append(len(latencies) / max(1, after["commits"] - before["commits"]))
                 figure.cpu_us.append((after["cpu_s"] - before["cpu_s"]) / len(latencies) * 1e6)
     return submit, noop
 
@@ -249,6 +252,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     ratio = submit.rate / noop.rate
     print(noop.show())
     print(submit.show())
+    print(f"runs per commit: {statistics.median(submit.runs_per_commit):.1f}")
     print(f"ratio {ratio:.2f} (at least {TARGET} is wanted), {options.clients} clients")
 
 

@@ -16,17 +16,21 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.figures import say, scratch_host, until_succeeded
 from stellwerk.core.run import Command, Succeeded
 from stellwerk.execute.boot_clock import boot_ms
 from stellwerk.execute.command import CommandExecutor, base_environment
 from stellwerk.execute.keeper_link import KeeperLink
 from stellwerk.execute.log_buffer import LogBuffer
 from stellwerk.execute.protocol import Attempt
+from stellwerk.kernel.settings import WorkerSettings
+from stellwerk.kernel.submit import NewRun
 
 RUNS = 2_000
 ROUNDS = 3
 IN_FLIGHT = (1, 10, 100)
 PROGRAM = "/bin/true"
+TRUE = NewRun("bench", "true", Command((PROGRAM,)))
 
 
 async def bare(runs: int, in_flight: int) -> float:
@@ -116,9 +120,30 @@ def _watch_by_pidfd() -> None:
         asyncio.set_child_watcher(watcher)
 
 
+async def product(runs: int, in_flight: int) -> float:
+    """The whole product: submitted in bulk, claimed, run, finished, each durable."""
+    workers = WorkerSettings(slots={"default": in_flight})
+    async with scratch_host(workers) as parts:
+        await parts.kernel.submit([TRUE] * 20, "bench")
+        await until_succeeded(parts, 20)
+        begin = time.perf_counter()
+        for _ in range(runs // 1_000):
+            await parts.kernel.submit([TRUE] * 1_000, "bench")
+        await until_succeeded(parts, 20 + runs)
+        return time.perf_counter() - begin
+
+
 async def main() -> None:
-    """Print one line per number in flight."""
+    """Print two lines per number in flight: the whole product, and the executor alone."""
     _watch_by_pidfd()
+    for in_flight in IN_FLIGHT:
+        bare_s = []
+        product_s = []
+        for _ in range(ROUNDS):
+            gc.collect()
+            bare_s.append(await bare(RUNS, in_flight))
+            product_s.append(await product(RUNS, in_flight))
+        _say("whole product", in_flight, bare_s, product_s, "; wanted at most 1.3")
     with tempfile.TemporaryDirectory() as folder:
         side = KeeperSide(Path(folder))
         await side.open()
@@ -129,13 +154,17 @@ async def main() -> None:
                 gc.collect()
                 bare_s.append(await bare(RUNS, in_flight))
                 keeper_s.append(await side.run(RUNS, in_flight))
-            ratios = " ".join(f"{ours / theirs:.2f}" for ours, theirs in zip(keeper_s, bare_s, strict=True))
-            print(
-                f"spawn, {in_flight:3} in flight: bare {RUNS / min(bare_s):5.0f}/s,"
-                f" keeper {RUNS / min(keeper_s):5.0f}/s,"
-                f" wall time ratio {sum(keeper_s) / sum(bare_s):.2f} (rounds {ratios})"
-            )
+            _say("executor alone", in_flight, bare_s, keeper_s, "")
         await side.close()
+
+
+def _say(what: str, in_flight: int, bare_s: list[float], ours_s: list[float], wanted: str) -> None:
+    ratios = " ".join(f"{ours / theirs:.2f}" for ours, theirs in zip(ours_s, bare_s, strict=True))
+    say(
+        f"/bin/true, {in_flight} in flight, {what}",
+        f"{RUNS / min(ours_s):,.0f}/s, bare asyncio {RUNS / min(bare_s):,.0f}/s: "
+        f"wall time {sum(ours_s) / sum(bare_s):.2f} x (rounds {ratios}{wanted})",
+    )
 
 
 if __name__ == "__main__":

@@ -67,7 +67,11 @@ class Parts:
         except BaseException:
             await self.link.close()
             raise
-        await self.tokens.open()
+        try:
+            await self.tokens.open()
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self, skip: asyncio.Event | None = None) -> None:
         try:
@@ -162,6 +166,8 @@ async def _serve(settings: Settings) -> int:
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
         await stopping.wait()
+        # At once: the server may still answer for some seconds, and slots that free themselves meanwhile stay free.
+        parts.worker.stop_claiming()
         log.info("stopping: no more claims; waiting for %d runs", parts.worker.running)
     finally:
         parts.kernel.feed.close()

@@ -85,6 +85,7 @@ def die_until(attempt, run):
 
 
 def wait_for(path):
+    Path(f"{path}.begun").touch() if Path(path).parent.exists() else None
     while not Path(path).exists():
         time.sleep(0.005)
     return "seen"
@@ -342,6 +343,16 @@ class Latch:
 
     def call(self, **more: Any) -> NewRun:
         return a_call("wait_for", [str(self.path)], **more)
+
+    async def call_begun(self) -> None:
+        """A call that was given to a child which has not begun it is given to another if that one dies."""
+        begun = self.path.with_name(self.path.name + ".begun")
+
+        async def there() -> None:
+            while not begun.exists():
+                await asyncio.sleep(0.01)
+
+        await within(there(), "the call begins")
 
     def open(self) -> None:
         self.path.touch()

@@ -1,7 +1,7 @@
 """What may break, and how often: drawn once per seed, so that some worlds are calm and some are cruel.
 
-`FaultyStore` and `FaultyDispatch` stand between a host and the shared truth. A call takes time before and after the store
-does its part, so a host that stops dead or freezes in between leaves it undone, or done and unanswered.
+`FaultyStore` and `FaultyDispatch` stand between a host and the shared truth. A call takes time before and after the
+store does its part, so a host that stops dead or freezes in between leaves it undone, or done and unanswered.
 """
 
 from __future__ import annotations
@@ -206,17 +206,17 @@ class Watched:
         applied: Callable[[Sequence[Batch], Sequence[Claim], int, Applied], None],
         extended: Callable[[Sequence[LeaseRef], int, int, list[str]], None],
     ) -> None:
-        self._inner = inner
+        self.inner = inner
         self._applied = applied
         self._extended = extended
 
     async def apply(self, batches: Sequence[Batch], claims: Sequence[Claim], now_ms: int) -> Applied:
-        applied = await self._inner.apply(batches, claims, now_ms)
+        applied = await self.inner.apply(batches, claims, now_ms)
         self._applied(batches, claims, now_ms, applied)
         return applied
 
     async def extend(self, leases: Sequence[LeaseRef], until_ms: int, now_ms: int) -> list[str]:
-        answer = await self._inner.extend(leases, until_ms, now_ms)
+        answer = await self.inner.extend(leases, until_ms, now_ms)
         self._extended(leases, until_ms, now_ms, answer)
         return answer
 

@@ -1,8 +1,8 @@
 """asyncio on virtual time: the clock jumps to the next timer when nothing can run.
 
-Every callback belongs to a *place* (a host, or nobody), carried by a context variable from whoever scheduled it. A place
-can freeze (its callbacks wait until it goes on) and it can die (its callbacks are never run again, with no clean-up: what
-kill -9 leaves behind). The same seed gives the same order of callbacks.
+Every callback belongs to a *place* (a host, or nobody), carried by a context variable from whoever scheduled it. A
+place can freeze (its callbacks wait until it goes on) and it can die (its callbacks are never run again, with no
+clean-up: what kill -9 leaves behind). The same seed gives the same order of callbacks.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ OUTSIDE = Place("outside")  # clients, followers and whoever breaks things
 PLACE: ContextVar[Place] = ContextVar("place", default=OUTSIDE)
 
 
+# The abstract loop raises NotImplementedError for all that is not said below, and that is what we want of it.
+_Unimplemented: Any = asyncio.AbstractEventLoop
+
+
 class Deadlock(Exception):
     """Nothing can run and no timer is set: whoever waits will wait for ever."""
 
@@ -67,7 +71,7 @@ class Handle:
         return self.at
 
 
-class VirtualLoop(asyncio.AbstractEventLoop):
+class VirtualLoop(_Unimplemented):  # type: ignore[misc]  # the signatures there are more than anyone here needs
     """As much of an event loop as code without sockets and threads needs."""
 
     def __init__(self) -> None:
@@ -206,13 +210,26 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._over = True
         self._ready.clear()
         self._timers.clear()
+        for task in self._tasks:
+            if not task.done():
+                _end_quietly(task)
         self._tasks.clear()
 
 
-def run_virtually(main: Callable[[VirtualLoop], Coroutine[Any, Any, Answer]]) -> Answer:
+def _end_quietly(task: asyncio.Task[Any]) -> None:
+    """What was left behind is closed now and here, not by some later garbage collection."""
+    work = task.get_coro()
+    try:
+        if work is not None:
+            work.close()
+    except Exception:
+        pass  # its clean-up wants a world that is gone
+
+
+def run_virtually(main: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
     """Run one coroutine to its end on a clock of its own."""
     loop = VirtualLoop()
     try:
-        return cast(Answer, loop.run_until_complete(main(loop)))
+        return cast(Answer, loop.run_until_complete(main()))
     finally:
         loop.close()

@@ -55,9 +55,7 @@ class Follower:
         limit = self._chance.choice((1, 3, 1_000))
         asked = self.after
         try:
-            answer = await host.call(
-                host.kernel.feed.wait_after(asked, self.wanted, limit=limit, timeout_s=timeout_s)
-            )
+            answer = await host.call(host.kernel.feed.wait_after(asked, self.wanted, limit=limit, timeout_s=timeout_s))
         except NO_ANSWER:
             return
         begin, _, seen = self.stretches[-1]
@@ -70,7 +68,8 @@ class Follower:
             return
         events = [stamped.event_id for stamped in answer.events] if isinstance(answer, NonEmpty) else []
         if answer.last < asked or any(event_id > answer.last for event_id in events):
-            self._world.watch.wrong(FOLLOWED, f"{self.name} asked after {asked} and is told to go on from {answer.last}")
+            text = f"{self.name} asked after {asked} and is told to go on from {answer.last}"
+            self._world.watch.wrong(FOLLOWED, text)
         self.stretches[-1] = (begin, answer.last, seen + events)
 
 
@@ -86,6 +85,7 @@ class Workload:
         self._answers: dict[str, tuple[str, ...]] = {}
         self._clients: list[asyncio.Task[None]] = []
         self._following: list[asyncio.Task[None]] = []
+        self._settling: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         for number in range(self.world.shape.clients):
@@ -142,7 +142,7 @@ class Workload:
                 await host.call(host.kernel.unshut(gate.key, gate.kind, "healer"))
             except NotFound:
                 continue  # its time was over just now
-        asyncio.create_task(self._settle_signals(host))
+        self._settling = asyncio.create_task(self._settle_signals(host))
 
     async def _settle_signals(self, host: SimHost) -> None:
         """Approvals may become ready only after their parents have ended: look again and again."""

@@ -276,6 +276,12 @@ class _Written:
                 self._versions[row] = version + 1
         for change in batch.changes:
             self._versions["run", change.run.id] = change.run.version
+        for put in batch.records:
+            if isinstance(put, PutRecord):
+                self._versions["record", put.record.kind, put.record.key] = put.record.version
+        for shut in batch.gates:
+            if isinstance(shut, PutGate):
+                self._versions["gate", shut.gate.key, shut.gate.kind] = shut.gate.version
         for drop in batch.drops:
             self._versions["run", drop.run_id] = 0
         for item in batch.records:
@@ -286,6 +292,7 @@ class _Written:
                 self._versions["gate", gate.key, gate.kind] = 0
         self._freed |= _freed(batch)
         for add in batch.adds:
+            self._freed.discard(add.run.id)
             if add.run.live_key is not None:
                 self._holders[add.run.live_key] = add.run.id
 

@@ -50,13 +50,15 @@ def child_after(parent: Run, child: Run, when: When, now_ms: int, actor: str) ->
 class Consequences(Struct):
     """What an end does to the runs below it.
 
-    `owed`: parents with more children than one batch takes; `missing`: parents whose children must be read first.
+    `owed`: parents with more children than one batch takes; `missing`: parents whose children must be read first;
+    `relied`: children left alone because of what this gather decided about them before, which must stand.
     """
 
     changes: dict[str, Run]
     events: list[AnyRunEvent]
     owed: list[str]
     missing: list[str]
+    relied: dict[str, Run]
 
 
 def consequences(
@@ -66,7 +68,7 @@ def consequences(
 
     `rows` are rows that this gather has already decided about; they stand before what was read.
     """
-    found = Consequences({}, [], [], [])
+    found = Consequences({}, [], [], [], {})
     ended_runs = [ended]
     while ended_runs:
         parent = ended_runs.pop()
@@ -82,6 +84,8 @@ def consequences(
                 row = found.changes.get(edge.run.id) or rows.get(edge.run.id) or edge.run
                 after = child_after(parent, row, edge.when, now_ms, actor)
                 if after is None:
+                    if edge.run.id in rows and edge.run.id not in found.changes:
+                        found.relied[edge.run.id] = row
                     continue
                 child, events = after
                 found.changes[child.id] = child

@@ -63,6 +63,8 @@ class Committer:
         self._standing: dict[str, _Standing] = {}
         self._dry: set[str] = set()  # queues in which the last claim found less than it wanted, and nothing came since
         self._flying: dict[str, bool] = {}  # queues whose claim is in flight → whether it is still wanted
+        self._landed = asyncio.Event()  # no claim is in flight
+        self._landed.set()
         self._wanted = asyncio.Event()
         self._pump: asyncio.Task[None] | None = None
         self._closing = False
@@ -128,6 +130,10 @@ class Committer:
         if queue in self._flying:
             self._flying[queue] = False
 
+    async def landed(self) -> None:
+        """Wait until no claim is in flight: what the last ones found is delivered by then."""
+        await self._landed.wait()
+
     def look(self, queues: Sequence[str] | None = None) -> None:
         """Someone says that runs became claimable (None: anywhere)."""
         self._dry.difference_update(self._dry.copy() if queues is None else queues)
@@ -190,6 +196,7 @@ class Committer:
             standing.look = False
             del self._standing[standing.claim.queue]
             self._flying[standing.claim.queue] = True
+            self._landed.clear()
         claims = [standing.claim for standing in served]
         call = asyncio.create_task(self._store.apply(batches, claims, self._env.now_ms()))
         return entries, served, call
@@ -218,6 +225,7 @@ class Committer:
                 self._standing[queue] = standing
             if claimed.more:
                 self.look((queue,))
+        self._note_landing()
         # A commit that was in flight while a claim came back with nothing may have readied what it looks for.
         in_claims = {standing.claim.queue for standing in served}
         missed = [queue for queue in applied.claimable if queue not in in_claims]
@@ -290,6 +298,7 @@ class Committer:
         for standing in served:
             if self._flying.pop(standing.claim.queue):
                 self._standing[standing.claim.queue] = standing
+        self._note_landing()
         if self._retry is None:
             self._retry = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_again)
 
@@ -302,6 +311,10 @@ class Committer:
                     entry.answer.set_exception(error)
             else:
                 self._answer([entry], [], applied)
+
+    def _note_landing(self) -> None:
+        if not self._flying:
+            self._landed.set()
 
     def _look_again(self) -> None:
         self._retry = None

@@ -28,6 +28,13 @@ class Host:
 
     async def open(self) -> None:
         """Each part registers its own end, so there is no order of stopping to get wrong."""
+        try:
+            await self._open()
+        except BaseException:
+            await self._opened.aclose()
+            raise
+
+    async def _open(self) -> None:
         await self.kernel.store.open()
         self._opened.push_async_callback(self.kernel.store.close)
         await self._dispatch.open()

@@ -32,6 +32,7 @@ from stellwerk.kernel import submit as submitting
 from stellwerk.kernel.committer import Committer
 from stellwerk.kernel.env import Env
 from stellwerk.kernel.feed import Feed, Filter
+from stellwerk.kernel.ids import Numbers
 from stellwerk.kernel.submit import Idempotency, NewRun, Submitted
 from stellwerk.kernel.turns import CALM_TRIES, CHORE, TRIES_MAX, Cancel, Edit, Settle, Turn, Turner
 from stellwerk.store.protocol import Store
@@ -93,6 +94,7 @@ class Kernel:
         self.host_id = host_id
         self.feed = Feed(store)
         self.committer = Committer(store, env, self.feed, dispatch)
+        self.numbers = Numbers(store, self.committer)
         self.turner = Turner(store, self.committer, dispatch, env)
         self.slots_of: Callable[[Run], Slots] = lambda _run: Slots(None, 0)
         self._log_followers: dict[str, set[asyncio.Future[None]]] = {}
@@ -119,7 +121,7 @@ class Kernel:
         self, wanted: Sequence[NewRun], actor: str, idempotency: Idempotency | None = None
     ) -> Submitted:
         """Add runs, all or nothing; entries whose live key is taken answer with the live run's id."""
-        ids = [new.run_id or self.env.new_id() for new in wanted]
+        numbered = sum(new.numbered for new in wanted)
         facts = submitting.facts_of(wanted, idempotency)
         for tries in range(TRIES_MAX):
             if tries >= CALM_TRIES:
@@ -130,6 +132,9 @@ class Kernel:
                 before = submitting.remembered(loaded, idempotency)
                 if before is not None:
                     return before
+            await self.numbers.reserve(numbered)
+            # Drawn anew for every try, and without a pause before the commit: numbers rise in order of commit.
+            ids = [self._new_id(new) for new in wanted]
             batch, answers = submitting.decide(wanted, ids, loaded, idempotency, self.env.now_ms(), actor)
             if not batch.adds and not batch.records:
                 return Submitted(answers, loaded.event_id)
@@ -140,6 +145,11 @@ class Kernel:
                 continue
             raise Clash(f"there is already a run {receipt.row[1]}")
         raise Unavailable("the live keys or parents of this request change too fast; try again")
+
+    def _new_id(self, new: NewRun) -> str:
+        if new.run_id is not None:
+            return new.run_id
+        return self.numbers.draw() if new.numbered else self.env.new_id()
 
     async def _load_with_holders(self, facts: Facts, wanted: Sequence[NewRun]) -> Loaded:
         """Holders of live keys may themselves be parents of other entries: then their rows are needed too."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, field
 
 from stellwerk.core.errors import Refused
-from stellwerk.core.names import NAME_CHARS_MAX
 from stellwerk.core.run import KEEP_MS_DEFAULT
 from stellwerk.core.times import SECOND_MS, parse_duration
 
@@ -17,6 +16,9 @@ CONFIG_NAME = "stellwerk.yml"
 CONFIG_BYTES_MAX = 16 * 1024 * 1024
 QUEUES = ("default", "sync", "events", "nodes", "steps", "reactive")
 SLOTS_MAX = 1_000
+DEPTH_MAX = 20
+PLACES_MAX = 100_000  # aliases of aliases can stand for more than any memory holds
+SECRET_CHARS_MIN, SECRET_CHARS_MAX = 10, 256  # a longer one is refused by every check, see tokens.TOKEN_CHARS_MAX
 LEASE_MS_MIN = SECOND_MS
 
 
@@ -55,11 +57,13 @@ class Settings(Struct, frozen=True):
 
 
 class _Place(Struct, frozen=True):
-    """A value of the file with the place where it stands."""
+    """A value of the file with the place where it stands, and its key with its own."""
 
     value: Any
     line: int
     column: int
+    key_line: int
+    key_column: int
 
 
 def load_settings(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:
@@ -172,11 +176,16 @@ class _Reader:
         return str(self._take(name, default, parse))
 
     def secret(self, name: str) -> str | None:
-        if self._environ.get("STELLWERK_ADMIN_TOKEN"):
-            return self._environ["STELLWERK_ADMIN_TOKEN"]
-        value = self.text(name, "")
-        if value and len(value) < NAME_CHARS_MAX // 10:
-            self.mistake(name, "must have at least 10 characters")
+        value = self._environ.get("STELLWERK_ADMIN_TOKEN", "")
+        where = "STELLWERK_ADMIN_TOKEN:"
+        if not value:
+            value, where = self.text(name, ""), ""
+        if value and not SECRET_CHARS_MIN <= len(value) <= SECRET_CHARS_MAX:
+            text = f"must have {SECRET_CHARS_MIN} to {SECRET_CHARS_MAX} characters"
+            if where:
+                self.mistakes.append(f"{where} {text}")
+            else:
+                self.mistake(name, text)
         return value or None
 
     def whole(self, name: str, default: int, lowest: int, highest: int) -> int:
@@ -238,9 +247,10 @@ class _Reader:
     def refuse_unknown(self) -> None:
         prefixes = {name.rpartition(".")[0] for name in self._known}
         for name, place in self._found.items():
-            if name in self._known or name in prefixes:
-                continue
-            self.mistakes.append(f"{self._file}:{place.line}:{place.column}: {name} is not a setting")
+            if name in prefixes and place.value is not None:
+                self.mistakes.append(f"{self._file}:{place.line}:{place.column}: {name} must be a mapping")
+            elif name not in self._known and name not in prefixes:
+                self.mistakes.append(f"{self._file}:{place.key_line}:{place.key_column}: {name} is not a setting")
 
 
 def _is_loopback(host: str) -> bool:
@@ -258,8 +268,10 @@ def _read(path: Path) -> dict[str, _Place]:
         raise Refused(f"{path}: {error.strerror or error}") from None
     if len(text) > CONFIG_BYTES_MAX:
         raise Refused(f"{path.name}:1:1: the file is larger than 16 MiB")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        root = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        _refuse_depth(path.name, yaml.parse(text, Loader=loader))
+        root = yaml.compose(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{mark.line + 1}:{mark.column + 1}" if mark is not None else "1:1"
@@ -267,9 +279,21 @@ def _read(path: Path) -> dict[str, _Place]:
     except (yaml.YAMLError, UnicodeError, ValueError) as error:
         raise Refused(f"{path.name}:1:1: not YAML: {error}") from None
     found: dict[str, _Place] = {}
-    if root is not None:
+    if root is not None and root.tag != "tag:yaml.org,2002:null":
         _walk(path.name, root, found)
     return found
+
+
+def _refuse_depth(file: str, events: Iterable[Any]) -> None:
+    """Composing recurses, in C without a limit: what is too deep must not get so far."""
+    import yaml
+
+    depth = 0
+    for event in events:
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEPTH_MAX:
+            mark = event.start_mark
+            raise Refused(f"{file}:{mark.line + 1}:{mark.column + 1}: nested too deeply")
 
 
 def _walk(file: str, root: Any, found: dict[str, _Place]) -> None:
@@ -294,9 +318,9 @@ def _walk(file: str, root: Any, found: dict[str, _Place]) -> None:
             seen.add(key)
             name = f"{prefix}.{key}" if prefix else key
             if isinstance(value_node, yaml.MappingNode):
-                if name.count(".") > 10:
+                if name.count(".") > DEPTH_MAX:
                     raise Refused(f"{where}: nested too deeply")
-                found[name] = _Place(None, mark.line + 1, mark.column + 1)
+                found[name] = _Place(None, mark.line + 1, mark.column + 1, mark.line + 1, mark.column + 1)
                 stack.append((name, value_node))
             else:
                 spot = value_node.start_mark
@@ -304,4 +328,6 @@ def _walk(file: str, root: Any, found: dict[str, _Place]) -> None:
                     value = constructor.construct_object(value_node, deep=True)
                 except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
                     raise Refused(f"{file}:{spot.line + 1}:{spot.column + 1}: {name}: {error}") from None
-                found[name] = _Place(value, spot.line + 1, spot.column + 1)
+                found[name] = _Place(value, spot.line + 1, spot.column + 1, mark.line + 1, mark.column + 1)
+            if len(found) > PLACES_MAX:
+                raise Refused(f"{where}: more than {PLACES_MAX} settings; are there aliases of aliases?")

@@ -60,6 +60,7 @@ class NewRun(Struct, frozen=True):
     more_keys: tuple[str, ...] = ()
     rerun_of: str | None = None
     run_id: str | None = None  # a door's own; else one is made
+    numbered: bool = False  # its id shall be the next whole number
 
 
 class Idempotency(Struct, frozen=True):
@@ -104,7 +105,9 @@ def facts_of(wanted: Sequence[NewRun], idempotency: Idempotency | None) -> Facts
     if not live_keys and not parents and idempotency is None:
         return None
     records = () if idempotency is None else ((IDEMPOTENCY, idempotency.key),)
-    return Facts(runs=tuple(parents), live_keys=tuple(live_keys), records=records)
+    # Ids that a door gave are read too: one that is taken is refused, not tried again and again.
+    given = {new.run_id for new in wanted if new.run_id is not None}
+    return Facts(runs=tuple(parents | given), live_keys=tuple(live_keys), records=records)
 
 
 def remembered(loaded: Loaded, idempotency: Idempotency | None) -> Submitted | None:

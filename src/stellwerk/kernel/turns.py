@@ -21,6 +21,7 @@ from stellwerk.core.batch import (
     DropRun,
     PutRecord,
     Record,
+    RowVersion,
     changed,
 )
 from stellwerk.core.dag import consequences
@@ -282,8 +283,13 @@ def _plan(
         if overlay or known:
             before = overlay.get(before.id) or known.get(before.id) or before
         events = turn.decide(before, now_ms, env.chance())
-        if not events:
+        if not events and before.id not in overlay:
             plan.steps.append(_Step(before, None, False))
+            continue
+        if not events:
+            # Nothing to do only because of what was just decided about another run: that must stand.
+            plan.steps.append(_Step(before, len(plan.batches), False))
+            plan.batches.append(Batch(relied=(_relied(before),)))
             continue
         run = before
         for event in events:
@@ -326,9 +332,14 @@ def _with_children(
         Batch(
             changes=tuple(changes),
             records=tuple(owed_children(parent, now_ms) for parent in found.owed),
+            relied=tuple(_relied(child) for child in found.relied.values()),
             events=(*events, *found.events),
         )
     )
+
+
+def _relied(run: Run) -> RowVersion:
+    return RowVersion(("run", run.id), run.version)
 
 
 def owed_children(parent: str, now_ms: int) -> PutRecord:

@@ -32,6 +32,7 @@ HANDED_AHEAD_MAX = 256  # of those, how many wait inside an executor rather than
 RATE_WINDOW_S = 0.01
 GIVE_BACK_AFTER_S = 1.0  # a run claimed ahead waits no longer than this behind slow ones
 REPORT_AGAIN_S = 1.0
+LANDING_S_MAX = 10  # a store that does not answer must not hold a stop up for ever
 MARGIN_MS_MAX = 2_000  # the keeper ends a tree so long before anyone else may claim its run
 
 
@@ -149,12 +150,22 @@ class Worker:
             except RuntimeError:
                 return  # the loop is closed: nobody is left to report to
 
-    async def drain(self, skip: asyncio.Event) -> None:
-        """Claim no more, wait for what runs, then end it and put it back. `skip` set: do not wait."""
+    def stop_claiming(self) -> None:
+        """Claim no more; what was claimed ahead and has not begun goes back."""
         self._draining = True
         for line in self._lines.values():
             self._kernel.committer.withdraw(line.queue)
             self._give_back(line, older_than_s=0.0)
+
+    async def drain(self, skip: asyncio.Event) -> None:
+        """Claim no more, wait for what runs, then end it and put it back. `skip` set: do not wait."""
+        self.stop_claiming()
+        try:
+            # A claim in flight still brings runs; left behind, they would count as lost with their worker.
+            async with asyncio.timeout(LANDING_S_MAX):
+                await self._kernel.committer.landed()
+        except TimeoutError:
+            log.warning("a claim has not been answered for %d s; what it finds is left to the next start", LANDING_S_MAX)
         if self._settings.drain_ms and not skip.is_set():
             await self._until_empty(self._settings.drain_ms / 1_000, skip)
         for held in list(self._held.values()):

@@ -173,7 +173,7 @@ class MemoryStore:
         kinds = set(facts.kinds)
         records = {place: self._records[place] for place in facts.records if place in self._records}
         records |= {place: record for place, record in sorted(self._records.items()) if place[0] in kinds}
-        children = {parent: self._waiting_children(parent, facts.children_max) for parent in facts.children_of}
+        children = {parent: self._waiting_children(parent, facts) for parent in facts.children_of}
         bodies: dict[tuple[str, str], bytes] = {}
         for run_id, key in facts.bodies:
             if key in self._bodies.get(run_id, {}):
@@ -358,12 +358,14 @@ class MemoryStore:
             self._holders[run.live_key] = run.id
         if run.state is State.RUNNING:
             self._running.update(run.spec.keys)
-            call.left_running.pop(run.id, None)
+            call.gave_way.pop(run.id, None)
         if run.parked is not None:
             self._parked.setdefault(run.parked, set()).add(run.id)
         if self._is_claimable(run.id):
             self._claimable.setdefault(run.spec.queue, set()).add(run.id)
-            if not was_claimable:
+            if was_claimable:
+                call.gave_way.pop(run.id, None)
+            else:
                 call.claimable.add(run.spec.queue)
 
     def _take_out(self, run_id: str, call: _Call) -> None:
@@ -376,7 +378,8 @@ class MemoryStore:
             del self._holders[old.live_key]
         if old.state is State.RUNNING:
             self._running.subtract(old.spec.keys)
-            call.left_running[old.id] = old
+        if old.state is State.RUNNING or (old.state is State.READY and old.parked is None):
+            call.gave_way[old.id] = old
         if old.parked is not None:
             self._parked[old.parked].discard(old.id)
         self._claimable.get(old.spec.queue, set()).discard(old.id)
@@ -403,14 +406,23 @@ class MemoryStore:
         run = self._runs.get(run_id)
         return run is not None and run.state is State.READY and run.parked is None and run.spec.queue != NO_QUEUE
 
-    def _free_places(self, call: _Call) -> None:
-        """Each run that left `running` brings back the best run parked under each limited key it carries."""
-        limited = self._limited_keys()
-        for run in call.left_running.values():
+    def _free_places(self, call: _Call) -> bool:
+        """Each run that gave way brings back the best run parked under each limit that it was under and has room."""
+        room = {gate.key for gate in self._gates.values() if gate.limit is not None} & {
+            key for run in call.gave_way.values() for key in run.spec.keys
+        }
+        room = {key for key in room if self._running[key] < self._lowest_limit(key)}
+        count = 0
+        for run_id, run in sorted(call.gave_way.items()):
+            now = self._runs.get(run_id)
             for key in run.spec.keys:
-                if key in limited:
-                    self._unpark(key, 1, call)
-        call.left_running.clear()
+                if key in room and (now is None or now.parked != key):
+                    count += self._unpark(key, 1, call)
+        call.gave_way.clear()
+        return count > 0
+
+    def _lowest_limit(self, key: str) -> int:
+        return min(gate.limit for gate in self._gates.values() if gate.key == key and gate.limit is not None)
 
     def _unpark_all(self, keys: Iterable[str], call: _Call) -> int:
         return sum(self._unpark(key, ROWS_PER_BUNCH, call) for key in keys)
@@ -455,6 +467,9 @@ class MemoryStore:
                 found.parked += 1
                 if claim.only:
                     found.refused.append((run.id, answer.gate))
+        if self._free_places(call):
+            # What was put aside for another gate made room for others.
+            found.more = True
         return found
 
     def _show_claimed(self, found: _Found) -> Claimed:
@@ -468,13 +483,13 @@ class MemoryStore:
 
     # -- edges --------------------------------------------------------------------------------------------
 
-    def _waiting_children(self, parent: str, children_max: int) -> tuple[Child, ...]:
+    def _waiting_children(self, parent: str, facts: Facts) -> tuple[Child, ...]:
         waiting: list[Child] = []
         for child, when in sorted(self._children.get(parent, {}).items()):
             run = self._runs.get(child)
-            if run is not None and run.state is State.WAITING:
+            if run is not None and run.state is State.WAITING and child > facts.children_after:
                 waiting.append(Child(run, when))
-        return tuple(waiting[: children_max + 1])
+        return tuple(waiting[: facts.children_max + 1])
 
 
 class _Call(Struct):
@@ -484,7 +499,7 @@ class _Call(Struct):
     last_before: int
     events: list[AnyEvent] = []
     written: set[str] = set()
-    left_running: dict[str, Run] = {}
+    gave_way: dict[str, Run] = {}  # were running or claimable, and are neither now
     claimable: set[str] = set()
 
     def last_event_id(self) -> int:

@@ -59,8 +59,9 @@ class Store(Protocol):
 
         A claim moves up to `limit` ready, unparked runs of its queue to running, best first: priority, higher first,
         then created, oldest first, then id. Each candidate is decided by `gates.verdict`; held ones are parked under
-        the key of the gate that holds them, at most 1,000 a claim. A run that leaves `running` frees one place of each
-        limit it was under: the best run parked under that key becomes claimable again.
+        the key of the gate that holds them, at most 1,000 a claim. A run that was running or claimable and is neither
+        any more gives way: of each limit that it was under and that has room, the best run parked there becomes
+        claimable again (not of the key it is itself parked under).
         """
 
     async def extend(self, leases: Sequence[LeaseRef], until_ms: int, now_ms: int) -> list[str]:

@@ -61,9 +61,9 @@ class Bulk:
         return written
 
 
-def read_statements(package: str, name: str) -> Mapping[str, str]:
-    """All named statements of a .sql file that lies in a package."""
-    return parse_statements(files(package).joinpath(name).read_text(encoding="utf-8"))
+def read_statements(package: str, *names: str) -> Mapping[str, str]:
+    """All named statements of .sql files that lie in a package; a later one may include one of an earlier."""
+    return parse_statements("".join(files(package).joinpath(name).read_text(encoding="utf-8") for name in names))
 
 
 def parse_statements(text: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The application: routes given, a guarded ASGI application out. Litestar finds the route, the rest is ours.
 
-    front (Host, Origin) ──▶ Litestar (path → endpoint) ──▶ endpoint (token, role, query) ──▶ handler of a door
+front (Host, Origin) ──▶ Litestar (path → endpoint) ──▶ endpoint (token, role, query) ──▶ handler of a door
 """
 
 from __future__ import annotations

@@ -24,8 +24,7 @@ nav ul { columns: 2; padding-left: 1.2rem; }
 
 _DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 POLICY = (
-    f"default-src 'none'; style-src 'sha256-{_DIGEST}'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 

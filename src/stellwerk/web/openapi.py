@@ -138,7 +138,8 @@ def _responses(route: Route, schema_of: Mapping[str, Any]) -> dict[str, Any]:
     for status, (about, kind) in route.answers.items():
         content: dict[str, Any] = {}
         if kind is not None:
-            content[route.media] = {"schema": schema_of[_type_key(kind)]}
+            found_schemas = [schema_of[_type_key(one)] for one in _several(kind)]
+            content[route.media] = {"schema": found_schemas[0] if len(found_schemas) == 1 else {"anyOf": found_schemas}}
             if route.streams and status == 200:
                 content["text/event-stream"] = {"schema": {"type": "string"}}
         else:
@@ -166,8 +167,13 @@ def _parameter(param: Param, place: str) -> dict[str, Any]:
 
 
 def _types(route: Route) -> list[Any]:
-    kinds = [kind for _, kind in route.answers.values() if kind is not None]
+    kinds = [one for _, kind in route.answers.values() if kind is not None for one in _several(kind)]
     return kinds if route.body is None else [*kinds, route.body]
+
+
+def _several(kind: Any) -> tuple[Any, ...]:
+    """An answer may be of one type or of several."""
+    return kind if isinstance(kind, tuple) else (kind,)
 
 
 def _type_key(kind: Any) -> str:

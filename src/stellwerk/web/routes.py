@@ -24,7 +24,8 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 class Route:
-    """`path` has its parts in braces: `/api/runs/{id}`. `answers`: what each status means, and its type if JSON."""
+    """`path` has its parts in braces: `/api/runs/{id}`. `answers`: what each status means, and its type (or a tuple of
+    types) if it is not an error."""
 
     def __init__(
         self,

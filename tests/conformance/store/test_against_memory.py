@@ -135,6 +135,9 @@ class Pair:
 
     async def compare_looks(self) -> None:
         now_ms = self.operations.now_ms + self.random.choice((-100, 0, 0, 1_000))
+        next_ms = (await self.reference.due(now_ms, 1)).next_ms
+        if next_ms is not None and self.random.random() < 0.5:
+            now_ms = next_ms + self.random.choice((-1, 0))  # just before an alarm, or at it
         limit = self.random.choice((1, 3, 100))
         wanted_due, found_due = [await store.due(now_ms, limit) for store in self.both]
         self.equal(f"due at {now_ms}", wanted_due, found_due)

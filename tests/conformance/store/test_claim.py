@@ -49,13 +49,13 @@ async def test_a_claim_is_journaled(store: Store) -> None:
 async def test_the_order_is_priority_then_age_then_id(store: Store) -> None:
     await do(
         store,
-        an_add("young", a_spec(created_ms=NOW_MS + 1)),
+        an_add("a-young", a_spec(created_ms=NOW_MS + 1)),
         an_add("old-b", a_spec(created_ms=NOW_MS)),
         an_add("old-a", a_spec(created_ms=NOW_MS)),
         an_add("urgent", a_spec(created_ms=NOW_MS + 2), priority=900),
         an_add("lazy", a_spec(created_ms=NOW_MS - 9), priority=1),
     )
-    assert ids_of(await claim(store)) == ["urgent", "old-a", "old-b", "young", "lazy"]
+    assert ids_of(await claim(store)) == ["urgent", "old-a", "old-b", "a-young", "lazy"]
 
 
 async def test_ids_are_compared_by_their_bytes(store: Store) -> None:

@@ -156,6 +156,13 @@ async def test_a_batch_that_was_refused_is_not_built_on(store: Store) -> None:
     assert applied.receipts == (Conflict(("record", "thing", "r")), Conflict(("record", "thing", "r")))
 
 
+async def test_a_batch_decided_on_a_refused_one_is_refused_even_if_the_number_fits(store: Store) -> None:
+    await do(store, a_record("r"), a_record("r", version=2, body=b"real"))
+    batches = [a_record("r", version=2, body=b"stale"), a_record("r", version=3, body=b"on what never was")]
+    applied = await store.apply(batches, (), NOW_MS)
+    assert applied.receipts == (Conflict(("record", "thing", "r")), Conflict(("record", "thing", "r")))
+
+
 async def test_a_run_can_be_added_again_after_its_drop_in_the_same_call(store: Store) -> None:
     await do(store, an_add("a"))
     await do(store, a_cancel(await row(store, "a")))
@@ -297,6 +304,12 @@ async def test_bodies_of_a_dropped_run_do_not_come_back_with_its_id(store: Store
 async def test_queues_in_which_a_ready_run_appeared_are_claimable(store: Store) -> None:
     applied = await do(store, an_add("a", a_spec(queue="q")), an_add("b", a_spec(queue="r"), due_ms=NOW_MS + 1))
     assert applied.claimable == {"q"}
+
+
+async def test_a_run_that_was_claimable_before_makes_its_queue_no_more_so(store: Store) -> None:
+    await do(store, an_add("a"))
+    applied = await do(store, an_edit(await row(store, "a"), priority=5))
+    assert applied.claimable == frozenset()
 
 
 async def test_a_queue_is_claimable_again_after_a_retry_without_delay(store: Store) -> None:

@@ -76,7 +76,8 @@ async def test_of_several_gates_the_widest_key_parks(store: Store) -> None:
 async def test_parking_is_no_change(store: Store) -> None:
     await do(store, an_add("a"), a_gate("*"))
     before = await row(store, "a")
-    applied = await store.apply((), [a_claim()], NOW_MS + 1)
+    await do(store, an_add("b", a_spec(queue="elsewhere")), now_ms=NOW_MS + 1)
+    applied = await store.apply((), [a_claim()], NOW_MS + 2)
     assert (await row(store, "a"), applied.events) == (before.with_(parked="*"), ())
 
 
@@ -108,7 +109,7 @@ async def test_unparking_is_no_change(store: Store) -> None:
     await do(store, an_add("a"), a_gate("*"))
     await claim(store)
     before = await row(store, "a")
-    await do(store, Batch(unparks=("*",)))
+    await do(store, Batch(unparks=("*",)), an_add("b"), now_ms=NOW_MS + 1)
     assert await row(store, "a") == before.with_(parked=None)
 
 

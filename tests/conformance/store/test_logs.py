@@ -112,7 +112,7 @@ async def test_lines_stay_readable_after_the_end(store: Store) -> None:
 
 async def test_a_dropped_run_takes_its_lines_along(store: Store) -> None:
     run = await a_started_run(store)
-    await store.append_logs([a_chunk(run, 1, b"x")])
+    await store.append_logs([a_chunk(run, 1, b"x", b"y")])
     await do(store, an_end(run))
     await do(store, a_drop(await row(store, "a")), an_add("a"))
     again = await start_one(store, "a")

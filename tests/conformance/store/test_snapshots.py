@@ -220,6 +220,13 @@ async def test_parking_does_not_change_the_counters(store: Store) -> None:
     assert await counted(store) == {("default", State.READY): 1}
 
 
+async def test_the_end_of_a_parked_run_is_counted(store: Store) -> None:
+    await do(store, an_add("a"), an_add("b"), a_gate("*"))
+    await claim(store)
+    await do(store, a_cancel(await row(store, "a")))
+    assert await counted(store) == {("default", State.READY): 1, ("default", State.CANCELLED): 1}
+
+
 async def test_runs_without_a_worker_are_counted_too(store: Store) -> None:
     await do(store, an_add("a", a_spec(action=Signal())), an_add("b", a_spec(action=Nothing())))
     assert sum((await counted(store)).values()) == 2

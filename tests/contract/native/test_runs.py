@@ -245,4 +245,5 @@ async def test_why_answers_typed_reasons_with_evidence_and_time(host: Host) -> N
 async def test_why_of_an_ended_run_says_so(host: Host) -> None:
     run_id = await host.submit()
     await host.ask("POST", f"/api/runs/{run_id}/cancel")
-    assert [reason["type"] for reason in (await host.ask("GET", f"/api/runs/{run_id}/why")).json["reasons"]] == ["Ended"]
+    reasons = (await host.ask("GET", f"/api/runs/{run_id}/why")).json["reasons"]
+    assert [reason["type"] for reason in reasons] == ["Ended"]

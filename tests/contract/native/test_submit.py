@@ -263,7 +263,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 async def test_a_mistake_is_a_400_that_names_its_place(host: Host, change: dict[str, Any], where: str) -> None:
     assert assert_problem(await host.ask("POST", "/api/runs", {**RUN, **change}), 400)["where"] == where
     in_array = assert_problem(await host.ask("POST", "/api/runs", [RUN, {**RUN, **change}]), 400)
-    if not (change.get("parents") == ["#7"]):
+    if change.get("parents") != ["#7"]:
         assert in_array["where"] == f"[1].{where}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stellwerk.doors.native.events import Events
 from stellwerk.doors.native.gates import Gates
 from stellwerk.doors.native.logs import Logs
+from stellwerk.doors.native.run_changes import RunChanges
 from stellwerk.doors.native.runs import Runs
 from stellwerk.doors.native.system import Health, System
 from stellwerk.doors.native.tokens import TokenRoutes
@@ -19,6 +20,7 @@ def native_routes(kernel: Kernel, tokens: Tokens, settings: Settings, health: He
     """The native door over one host. `stop` is set when the host stops: then who waits is answered."""
     return [
         *Runs(kernel, settings).routes(),
+        *RunChanges(kernel).routes(),
         *Logs(kernel, stop).routes(),
         *Events(kernel.feed, stop).routes(),
         *Gates(kernel).routes(),

@@ -78,7 +78,7 @@ class Events:
                 ),
                 headers=(LAST_EVENT_ID,),
                 streams=True,
-                answers={200: ("Events, or that there are none.", NonEmptyView | EmptyView | TornView)},
+                answers={200: ("Events, or that there are none.", (NonEmptyView, EmptyView, TornView))},
             )
         ]
 
@@ -140,5 +140,3 @@ def last_event_id(text: str | None) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) <= 16 and int(text) <= EVENT_ID_MAX):
         raise Refused("Last-Event-ID must be a whole number that this host gave out", "Last-Event-ID")
     return int(text)
-
-

@@ -44,16 +44,28 @@ _NAME = r"^[A-Za-z0-9_.\-]+$"
 _PATH = r"^[A-Za-z0-9_.\-/]+$"
 Name = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": 100, "pattern": _NAME})]
 Path = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": 100, "pattern": _PATH})]
+_DURATION = r"^(\d{1,6}(\.\d{1,3})?(ms|s|m|h|d|w)?|P(\d{1,4}D)?(T(\d{1,5}H)?(\d{1,6}M)?(\d{1,6}(\.\d{1,3})?S)?)?)$"
 Duration = Annotated[
     int | float | str,
-    Meta(description='Seconds (60, 1.5), "10s" "5m" "2h" "1d", or ISO 8601 ("PT5M").', examples=["5m"]),
+    Meta(
+        description='Seconds (60, 1.5), "10s" "5m" "2h" "1d", or ISO 8601 ("PT5M").',
+        examples=["5m"],
+        extra_json_schema={"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _DURATION}]},
+    ),
 ]
+_LABELS = {
+    "propertyNames": {"pattern": r"^[^=\x00-\x1f\x7f]+$", "maxLength": LABEL_CHARS_MAX},
+    "additionalProperties": {"type": "string", "pattern": r"^[^\x00-\x1f\x7f]*$", "maxLength": LABEL_CHARS_MAX},
+}
+_ENV = {"propertyNames": {"pattern": r"^(?!STELLWERK_)[A-Za-z_][A-Za-z0-9_]*$"}}
 Moment = Annotated[str, Meta(description="ISO 8601 with a zone.", extra_json_schema={"format": "date-time"})]
 Priority = Annotated[int, Meta(ge=PRIORITY_MIN, le=PRIORITY_MAX)]
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
+_FUNCTION_SCHEMA = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ENTRY = re.compile(r"#(\d{1,5})")
+_NO_ARGS = msgspec.Raw(b"[]")
 
 
 class CommandWish(Struct, frozen=True, forbid_unknown_fields=True, tag="command", tag_field="type"):
@@ -71,8 +83,10 @@ class ShellWish(Struct, frozen=True, forbid_unknown_fields=True, tag="shell", ta
 class PythonWish(Struct, frozen=True, forbid_unknown_fields=True, tag="python", tag_field="type"):
     """A function `module:name`; `args` are an array or an object. A parameter named `run` gets the run."""
 
-    function: Annotated[str, Meta(max_length=300)]
-    args: Annotated[msgspec.Raw, Meta(extra_json_schema={"type": ["array", "object"]})] = msgspec.Raw(b"[]")
+    function: Annotated[str, Meta(max_length=300, extra_json_schema={"pattern": _FUNCTION_SCHEMA})]
+    args: Annotated[msgspec.Raw, Meta(extra_json_schema={"type": ["array", "object"]})] = msgspec.field(
+        default_factory=lambda: _NO_ARGS
+    )
     isolation: Literal["process", "thread"] = "process"
 
 
@@ -107,9 +121,9 @@ class RunWish(Struct, frozen=True, forbid_unknown_fields=True):
     timeout: Duration | UnsetType = UNSET
     keep: Annotated[int | float | str, Meta(description='"nothing", "always" or a duration.')] | UnsetType = UNSET
     stdin: str | StdinBytes | UnsetType = UNSET
-    env: dict[str, str] = {}
+    env: Annotated[dict[str, str], Meta(extra_json_schema=_ENV)] = {}
     cwd: Annotated[str, Meta(max_length=PATH_CHARS_MAX)] | UnsetType = UNSET
-    labels: Annotated[dict[str, str], Meta(max_length=LABELS_MAX)] = {}
+    labels: Annotated[dict[str, str], Meta(max_length=LABELS_MAX, extra_json_schema=_LABELS)] = {}
 
 
 Wishes = RunWish | Annotated[list[RunWish], Meta(min_length=1, max_length=RUNS_PER_REQUEST_MAX)]
@@ -126,9 +140,7 @@ def new_run(wish: RunWish, at: str, settings: Settings, now_ms: int) -> NewRun:
         action=action,
         priority=wish.priority,
         due_ms=_due_ms(wish, at, now_ms),
-        live_key=None
-        if wish.live_key is UNSET
-        else check_text(wish.live_key, f"{at}live_key", LIVE_KEY_CHARS_MAX),
+        live_key=None if wish.live_key is UNSET else check_text(wish.live_key, f"{at}live_key", LIVE_KEY_CHARS_MAX),
         parents=_parents(wish.parents, at) if wish.parents else (),
         when=wish.when,
         retry=None if wish.retry is UNSET else _retry(wish.retry, at),
@@ -141,9 +153,7 @@ def new_run(wish: RunWish, at: str, settings: Settings, now_ms: int) -> NewRun:
     )
 
 
-def _action(
-    wish: CommandWish | ShellWish | PythonWish, at: str, settings: Settings
-) -> tuple[Action, tuple[Body, ...]]:
+def _action(wish: CommandWish | ShellWish | PythonWish, at: str, settings: Settings) -> tuple[Action, tuple[Body, ...]]:
     if isinstance(wish, CommandWish):
         for argument in wish.argv:
             if "\0" in argument:
@@ -252,4 +262,3 @@ def _filled(text: str, where: str) -> str:
     if not text or "\0" in text:
         raise Refused(f"{where} must be a text without NUL characters, and not empty", where)
     return text
-

@@ -12,15 +12,15 @@ from stellwerk.core.errors import Refused
 from stellwerk.core.names import check_run_id
 from stellwerk.core.queries import PAGE_ROWS_MAX
 from stellwerk.core.run import State
-from stellwerk.core.times import parse_time, show_time
-from stellwerk.doors.native.run_filter import FILTERS, has_filter, run_query
-from stellwerk.doors.native.run_view import RunView, run_view
-from stellwerk.doors.native.run_wish import Moment, Priority, RunWish, Wishes, new_run
+from stellwerk.core.times import show_time
+from stellwerk.doors.native.run_filter import FILTERS, run_query
+from stellwerk.doors.native.run_view import RunRef, RunView, ref_answer, run_view
+from stellwerk.doors.native.run_wish import RunWish, Wishes, new_run
 from stellwerk.kernel.kernel import Kernel
 from stellwerk.kernel.settings import Settings
 from stellwerk.kernel.submit import Idempotency, NewRun, Submitted
 from stellwerk.web import strict_json
-from stellwerk.web.answer import Answer, json_answer, json_bytes
+from stellwerk.web.answer import Answer, json_answer
 from stellwerk.web.call import Call
 from stellwerk.web.params import Param, show_cursor, text_param, whole_param
 from stellwerk.web.routes import Route
@@ -38,12 +38,6 @@ IDEMPOTENCY_HEADER = Param(
     "A repeated key answers the first status and body; with another body it is refused. Kept 24 hours.",
     {"type": "string", "minLength": 1, "maxLength": IDEMPOTENCY_KEY_CHARS_MAX, "pattern": r"^[\x21-\x7e]+$"},
 )
-DRY_RUN = Param("dry_run", "Only say which runs it would be.", {"type": "boolean", "default": False})
-
-
-class RunRef(Struct, frozen=True):
-    id: str
-    event_id: int
 
 
 class EntryView(Struct, frozen=True, omit_defaults=True):
@@ -71,20 +65,6 @@ class CountsView(Struct, frozen=True):
     event_id: int
 
 
-class EditWish(Struct, frozen=True, forbid_unknown_fields=True):
-    priority: Priority | UnsetType = UNSET
-    due: Moment | UnsetType = UNSET
-
-
-class BulkView(Struct, frozen=True, omit_defaults=True):
-    """`ids` are the first 1,000; `chore` is work that goes on in the background."""
-
-    count: int
-    ids: list[str]
-    event_id: int
-    chore: str | UnsetType = UNSET
-
-
 class ReasonView(Struct, frozen=True, omit_defaults=True):
     type: str
     message: str
@@ -98,7 +78,6 @@ class WhyView(Struct, frozen=True):
 
 
 _wishes = msgspec.json.Decoder(Wishes)
-_edits = msgspec.json.Decoder(EditWish)
 
 
 class Runs:
@@ -109,9 +88,7 @@ class Runs:
         self._settings = settings
 
     def routes(self) -> list[Route]:
-        conflict = ("The state of the run does not allow it.", None)
         unknown = ("There is no such run.", None)
-        ref = ("Done.", RunRef)
         return [
             Route(
                 "POST",
@@ -122,8 +99,8 @@ class Runs:
                 body=Wishes,
                 headers=(IDEMPOTENCY_HEADER,),
                 answers={
-                    201: ("Added.", RunRef | EntriesView),
-                    200: ("Nothing was added: live runs hold the live keys.", RunRef | EntriesView),
+                    201: ("Added.", (RunRef, EntriesView)),
+                    200: ("Nothing was added: live runs hold the live keys.", (RunRef, EntriesView)),
                     409: ("The Idempotency-Key was used for another request.", None),
                 },
             ),
@@ -149,60 +126,12 @@ class Runs:
                 answers={200: ("The numbers.", CountsView)},
             ),
             Route(
-                "POST",
-                "/api/runs/cancel",
-                self.cancel_many,
-                role="operator",
-                about="Cancel all live runs that the filters find. Without a filter it is refused.",
-                params=(*FILTERS, DRY_RUN),
-                answers={200: ("Done, or begun.", BulkView)},
-            ),
-            Route(
-                "POST",
-                "/api/runs/rerun",
-                self.rerun_many,
-                role="operator",
-                about="Run all ended runs again that the filters find. Without a filter it is refused.",
-                params=(*FILTERS, DRY_RUN),
-                answers={200: ("Done, or begun.", BulkView)},
-            ),
-            Route(
                 "GET",
                 "/api/runs/{id}",
                 self.look,
                 role="viewer",
                 about="Show a run with its result.",
                 answers={200: ("The run.", RunView), 404: unknown},
-            ),
-            Route(
-                "PATCH",
-                "/api/runs/{id}",
-                self.edit,
-                role="operator",
-                about="Change priority or due time while it waits.",
-                body=EditWish,
-                answers={200: ref, 404: unknown, 409: conflict},
-            ),
-            Route(
-                "POST",
-                "/api/runs/{id}/cancel",
-                self.cancel,
-                role="operator",
-                about="Cancel a run; a running one is ended first.",
-                answers={200: ref, 404: unknown, 409: conflict},
-            ),
-            Route(
-                "POST",
-                "/api/runs/{id}/rerun",
-                self.rerun,
-                role="operator",
-                about="Run an ended run again, as a new run that names the old one.",
-                answers={
-                    201: ("The new run.", RunRef),
-                    200: ("A live run holds its live key.", RunRef),
-                    404: unknown,
-                    409: conflict,
-                },
             ),
             Route(
                 "GET",
@@ -226,7 +155,7 @@ class Runs:
         if isinstance(wishes, RunWish):
             new = new_run(wishes, "", self._settings, now_ms)
             (added,), event_id = await self._submit_one(new, call.actor, idempotency)
-            return _ref(added.id, event_id, 201 if added.new else 200)
+            return ref_answer(added.id, event_id, 201 if added.new else 200)
         many = [new_run(wish, f"[{place}].", self._settings, now_ms) for place, wish in enumerate(wishes)]
         done = await self._kernel.submit(many, call.actor, idempotency)
         entries = [EntryView(entry.id, UNSET if entry.new else False) for entry in done.runs]
@@ -279,47 +208,6 @@ class Runs:
             for reason in reasons
         ]
         return json_answer(WhyView(views, event_id))
-
-    # -- change -------------------------------------------------------------------------------------------------------
-
-    async def edit(self, call: Call) -> Answer:
-        run_id = check_run_id(call.path("id"))
-        wish = await call.json(_edits)
-        if wish.priority is UNSET and wish.due is UNSET:
-            raise Refused("say what to change: priority, due or both")
-        priority = None if wish.priority is UNSET else wish.priority
-        due_ms = None if wish.due is UNSET else parse_time(wish.due, "due")
-        return _ref(run_id, await self._kernel.edit(run_id, call.actor, priority, due_ms), 200)
-
-    async def cancel(self, call: Call) -> Answer:
-        run_id = check_run_id(call.path("id"))
-        return _ref(run_id, await self._kernel.cancel(run_id, call.actor), 200)
-
-    async def rerun(self, call: Call) -> Answer:
-        done = await self._kernel.rerun(check_run_id(call.path("id")), call.actor)
-        (added,) = done.runs
-        return _ref(added.id, done.event_id, 201 if added.new else 200)
-
-    async def cancel_many(self, call: Call) -> Answer:
-        return await self._bulk("cancel", call)
-
-    async def rerun_many(self, call: Call) -> Answer:
-        return await self._bulk("rerun", call)
-
-    async def _bulk(self, verb: str, call: Call) -> Answer:
-        if not has_filter(call.query):
-            raise Refused(f"say which runs to {verb} by a filter such as scope= or state=; all at once is refused")
-        reason = "cancelled by request" if verb == "cancel" else ""
-        done = await self._kernel.bulk(
-            verb, run_query(call.query), call.actor, dry_run=call.query.flag("dry_run"), reason=reason
-        )
-        chore = UNSET if done.chore is None else done.chore
-        return json_answer(BulkView(done.count, list(done.ids), done.event_id, chore))
-
-
-def _ref(run_id: str, event_id: int, status: int) -> Answer:
-    # Ids are of plain characters, so they need no escaping.
-    return json_bytes(b'{"id":"%s","event_id":%d}' % (run_id.encode(), event_id), status)
 
 
 def _idempotency(key: str | None, data: bytes) -> Idempotency | None:

@@ -145,10 +145,7 @@ class _Call:
     def _write_early(self, sheet: Sheet) -> Sheet:
         """Write the batches before the claims; answer a new sheet for what the claims will write."""
         connection = self._connection
-        left = [sheet.added[run_id] for run_id, (run, _) in sheet.changes.items() if run.state is not State.RUNNING]
-        freed: Counter[str] = Counter()
-        if left:
-            freed = keys_of(connection.execute(SQL["running_specs"], (encode_text(left),)).fetchone()[0])
+        freed = self._freed(sheet)
         write_sheet(connection, sheet, 0, hopeful=self._hopeful)
         count_sheet(sheet, self._counts)
         self._early = [sheet.added[run_id] for run_id in (*sheet.adds, *sheet.changes)]
@@ -158,6 +155,15 @@ class _Call:
             if freed[key] > 0:
                 self._unpark(key, freed[key])
         return Sheet()
+
+    def _freed(self, sheet: Sheet) -> Counter[str]:
+        """How many running runs of each key leave `running` with this sheet."""
+        left = [sheet.added[run_id] for run_id, (run, _) in sheet.changes.items() if run.state is not State.RUNNING]
+        freed: Counter[str] = Counter()
+        for name, rows in (("running_specs", left), ("running_specs_by_id", list(sheet.drops))):
+            if rows:
+                freed += keys_of(self._connection.execute(SQL[name], (encode_text(rows),)).fetchone()[0])
+        return freed
 
     def _unpark(self, key: str, limit: int) -> int:
         """Make the best runs parked under a key claimable again; answer how many."""

@@ -15,10 +15,13 @@ from stellwerk.core.gates import Gate
 from stellwerk.core.run import BodyRef, Run, Spec, State
 from stellwerk.store.sql_file import Bulk, read_statements
 
-SQL = read_statements("stellwerk.store.sqlite", "queries.sql")
+SQL = read_statements(
+    "stellwerk.store.sqlite",
+    *("shapes.sql", "writing.sql", "claiming.sql", "reading.sql", "journal.sql", "connection.sql"),
+)
 BULK = {name: Bulk(text) for name, text in SQL.items() if ":rows(" in text}
 
-# As `run_item` in queries.sql puts it.
+# As `run_item` in shapes.sql puts it.
 RunItem = tuple[
     Spec, BodyRef | None, bool, bool,
     str, int, State, int, int, int, int, int | None, int | None, str | None, str | None,
@@ -31,6 +34,9 @@ decode_specs = msgspec.json.Decoder(list[Spec]).decode
 decode_gates = msgspec.json.Decoder(list[Gate]).decode
 decode_record_items = msgspec.json.Decoder(list[RecordItem]).decode
 encode = msgspec.json.Encoder().encode
+
+_NO_PAST = (None, None, None, None, None, None, None, 0, 0, 0, False, False)
+_NOTHING_BUT_DUE = (None, None, None, None, None, None, None, None, None, 0, 0, 0, 0, 0, 0)
 
 def encode_text(value: Any) -> str:
     """JSON as text, for a column or a parameter."""
@@ -61,27 +67,39 @@ def records_of(text: str) -> list[Record]:
     ]
 
 
-def is_plain(run: Run) -> bool:
-    """Whether a new run fits the short insert: what only the past of a run can fill is empty."""
-    return run.ended_ms is None and run.tries == 0 and run.crashes == 0 and run.reason is None \
-        and run.error is None and run.exit_code is None and run.result is None and not run.stop_asked  # fmt: skip
+def insert_of(run: Run) -> tuple[str, tuple[Any, ...]]:
+    """The insert that fits a new run, and the values of the columns that it has beyond those of every run."""
+    if (
+        run.due_ms, run.ended_ms, run.reason, run.error, run.exit_code, run.parked, run.result,
+        run.tries, run.crashes, run.waits_for, run.has_children, run.stop_asked,
+    ) == _NO_PAST:  # fmt: skip
+        if run.worker is None:
+            if run.alarm_ms is None and run.started_ms is None and run.attempt == 0:
+                return ("insert_bare", ()) if run.live_key is None else ("insert_live", (run.live_key,))
+        else:
+            started = (run.attempt, run.alarm_ms, run.worker, run.started_ms)
+            return ("insert_started", started) if run.live_key is None else (
+                "insert_started_live", (*started, run.live_key))  # fmt: skip
+    return _insert_rest(run)
+
+
+def _insert_rest(run: Run) -> tuple[str, tuple[Any, ...]]:
+    """The same for runs that are not ready at once."""
+    result = None if run.result is None else encode_text(run.result)
+    texts = (run.reason, run.error, run.exit_code, run.parked, result)
+    numbers = (run.attempt, run.tries, run.crashes, run.waits_for, int(run.has_children), int(run.stop_asked))
+    whole = (run.due_ms, run.alarm_ms, run.live_key, run.worker, run.started_ms, run.ended_ms, *texts, *numbers)
+    if whole[2:] == _NOTHING_BUT_DUE:
+        return "insert_due", whole[:2]
+    return "insert_whole", whole
 
 
 def insert_values(run: Run, added: int, changed: int) -> tuple[Any, ...]:
-    """The columns of `insert_runs`."""
+    """The columns that every insert begins with."""
     spec = run.spec
     return (
         added, run.id, run.version, run.state._value_, spec.queue, spec.scope, spec.name, run.priority,
-        spec.created_ms, run.attempt, run.due_ms, run.alarm_ms, run.live_key, run.worker, run.started_ms,
-        run.waits_for, run.has_children, run.parked, changed, encode(spec).decode(),
-    )  # fmt: skip
-
-
-def rest_values(run: Run) -> tuple[Any, ...]:
-    """The further columns of `insert_runs_whole`."""
-    return (
-        run.tries, run.crashes, run.ended_ms, run.reason, run.error, run.exit_code, run.stop_asked,
-        None if run.result is None else encode_text(run.result),
+        spec.created_ms, changed, encode(spec).decode(),
     )  # fmt: skip
 
 

@@ -54,6 +54,7 @@ class Session:
         self._database = database
         self._ballast = ballast
         self._calls = 0
+        self._has_trimmed = False
         self.head = journal.read_head(connection)
         self.book = read_gates(connection)
         self.epoch: str = connection.execute(SQL["get_meta"], ("epoch",)).fetchone()[0]
@@ -75,6 +76,8 @@ class Session:
         self._calls += 1
         if self._calls % WAL_LOOK_CALLS == 0:
             self._look_after_wal()
+        if self._has_trimmed:
+            self._vacuum()
         return outcomes
 
     def _attempt(self, work: Work) -> Any:
@@ -112,6 +115,14 @@ class Session:
         except OSError:
             pass  # the next look will tell
 
+    def _vacuum(self) -> None:
+        """Give free pages back. Only a script runs this pragma to its end, and a script cannot share a transaction."""
+        self._has_trimmed = False
+        try:
+            self._connection.executescript(SQL["vacuum"])
+        except sqlite3.Error:
+            pass  # the next trimming tries again
+
     def _checkpoint(self) -> None:
         try:
             self._connection.execute(SQL["checkpoint"]).fetchall()
@@ -146,10 +157,8 @@ class Session:
 
     def trim_journal(self, keep: Retention, now_ms: int) -> int:
         """Forget what need not be kept, and give some of the room back to the file system."""
-        trimmed = journal.trim_journal(self._connection, keep, now_ms)
-        # Each fetched row is one page given back.
-        self._connection.execute(SQL["vacuum"]).fetchall()
-        return trimmed
+        self._has_trimmed = True
+        return journal.trim_journal(self._connection, keep, now_ms)
 
     def end_leases(self) -> None:
         self._connection.execute(SQL["end_leases"])

@@ -77,12 +77,14 @@ class SqliteStore:
         except sqlite3.OperationalError as error:
             raise explain(error, self._path) from error
         session.foreign = why_foreign(known, Mark(session.epoch, session.head.last), is_new=is_new)
-        if session.foreign is None:
-            write_mark(self._folder.path, Mark(session.epoch, session.head.last))
         ballast.take_in()
         outcome = session.execute([Session.end_leases])[0]
         if isinstance(outcome, Failure):
+            # On a full disk the first try has thrown the ballast off.
+            outcome = session.execute([Session.end_leases])[0]
+        if isinstance(outcome, Failure):
             raise outcome.error
+        self._remember(session)
         for _ in range(READERS):
             self._readers.put(connect_reader(self._path))
         self._durability = self._probe_durability(self._connection)
@@ -113,14 +115,18 @@ class SqliteStore:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
-        session = self._session
-        if session is not None and session.foreign is None:
+        if self._session is not None:
+            self._remember(self._session)
+        self._close_connections()
+        self._folder.release()
+
+    def _remember(self, session: Session) -> None:
+        """Mark how far the store has come, if it is ours."""
+        if session.foreign is None:
             try:
                 write_mark(self._folder.path, Mark(session.epoch, session.head.last))
             except OSError:
-                pass  # a mark that is behind is still right; the disk may be full
-        self._close_connections()
-        self._folder.release()
+                pass  # a full disk; a mark that is behind is still right
 
     def _close_connections(self) -> None:
         while not self._readers.empty():
@@ -142,7 +148,10 @@ class SqliteStore:
         session = self._opened()
         known = read_mark(self._folder.path)
         await self._request(lambda session: session.adopt(known, now_ms, actor))
-        write_mark(self._folder.path, Mark(session.epoch, session.head.last))
+        try:
+            write_mark(self._folder.path, Mark(session.epoch, session.head.last))
+        except OSError as error:
+            raise Unavailable(f"the adoption could not be remembered in {self._folder.path}: {error}") from error
         session.foreign = None
 
     async def epoch(self) -> str:

@@ -11,9 +11,8 @@ from stellwerk.store.sqlite.rows import (
     SQL,
     encode_text,
     head_of,
+    insert_of,
     insert_values,
-    is_plain,
-    rest_values,
 )
 from stellwerk.store.sqlite.sheet import Sheet
 
@@ -72,22 +71,20 @@ def write_counts(connection: sqlite3.Connection, counts: Counter[tuple[str, str]
 def _insert_runs(connection: sqlite3.Connection, sheet: Sheet, changed: int) -> None:
     if not sheet.adds:
         return
-    plain: list[Any] = []
-    whole: list[Any] = []
+    inserts: dict[str, list[Any]] = {}
     labels: list[Any] = []
     for run_id, run in sheet.adds.items():
         added = sheet.added[run_id]
-        if is_plain(run):
-            plain += insert_values(run, added, changed)
-        else:
-            whole += insert_values(run, added, changed)
-            whole += rest_values(run)
+        name, more = insert_of(run)
+        values = inserts.get(name)
+        if values is None:
+            values = inserts[name] = []
+        values += insert_values(run, added, changed)
+        values += more
         if run.spec.labels:
             for key, value in run.spec.labels.items():
                 labels += (key, value, added)
-    written = BULK["insert_runs"].write(connection, plain) if plain else 0
-    if whole:
-        written += BULK["insert_runs_whole"].write(connection, whole)
+    written = sum(BULK[name].write(connection, values) for name, values in inserts.items())
     if written != len(sheet.adds):
         raise Mismatch
     if labels:
