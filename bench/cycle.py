@@ -138,8 +138,11 @@ def _say_parts(spent: dict[str, float], shares: dict[str, float], children_us: f
     writer_us = sum(value for name, value in spent.items() if "writer" in name)
     slots_us = sum(value for name, value in spent.items() if "writer" not in name)
     loop = ", ".join(f"{part} {share * loop_us:.1f}" for part, share in sorted(shares.items(), key=lambda s: -s[1]))
-    say("  CPU us a run", f"loop {loop_us:.1f} ({loop}), SQLite writer {writer_us:.1f}, slots {slots_us:.1f}, "
-        f"children {children_us:.1f}; HTTP: see bench.http")
+    say(
+        "  CPU us a run",
+        f"loop {loop_us:.1f} ({loop}), SQLite writer {writer_us:.1f}, slots {slots_us:.1f}, "
+        f"children {children_us:.1f}; HTTP: see bench.http",
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from stellwerk.core.run import Action, PythonCall, State
 from stellwerk.kernel.settings import Settings, WorkerSettings
 from stellwerk.kernel.submit import NewRun
 
-ACTIONS = '''
+ACTIONS = """
 def noop():
     return None
 
@@ -23,7 +23,7 @@ def compute():
     import os
     while not os.path.exists("stop-computing"):
         sum(range(20_000))
-'''
+"""
 
 
 @contextlib.asynccontextmanager

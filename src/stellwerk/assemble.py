@@ -140,6 +140,8 @@ def run_host(settings: Settings) -> int:
     if sys.platform == "win32":
         raise Refused("Stellwerk does not run on Windows: it cannot end a tree of processes there. Use Linux or WSL.")
     log_as_json_lines()
+    for secret in ("STELLWERK_ADMIN_TOKEN", "STELLWERK_TOKEN"):
+        os.environ.pop(secret, None)  # the settings have it; what runs in threads of this host must not
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         import uvloop

@@ -40,7 +40,7 @@ class Unreachable(Exception):
     """No answer: whether the request took effect is not known."""
 
 
-def wait_for(look: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
+def wait_for(look: Callable[[], T | None], what: str, deadline_s: float = DEADLINE_S) -> T:
     """What the look finds, as soon as it finds something true."""
     until = time.monotonic() + deadline_s
     while True:
@@ -74,7 +74,7 @@ class Api:
         *,
         headers: Mapping[str, str] | None = None,
         timeout_s: float = DEADLINE_S,
-        **query: object,
+        **query: Any,
     ) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
@@ -105,7 +105,7 @@ class Api:
         connection.request(method, place, data, {**sent, **(headers or {})})
         return connection.getresponse()
 
-    def get(self, path: str, **query: object) -> Any:
+    def get(self, path: str, **query: Any) -> Any:
         answer = self.ask("GET", path, **query)
         assert answer.status == 200, answer
         return answer.body
@@ -126,7 +126,7 @@ class Api:
             found = self.run(run_id)
             return found if found["state"] in FINAL else None
 
-        return wait_for(ended, f"the end of run {run_id}")  # type: ignore[return-value]  # never None
+        return wait_for(ended, f"the end of run {run_id}")
 
     def wait_line(self, run_id: str, text: str, attempt: int = 1) -> None:
         """Until the attempt has printed this line."""
@@ -137,7 +137,7 @@ class Api:
 
         wait_for(printed, f"line {text!r} of attempt {attempt} of run {run_id}")
 
-    def events(self, **query: object) -> list[dict[str, Any]]:
+    def events(self, **query: Any) -> list[dict[str, Any]]:
         """The whole journal, as far as it is wanted."""
         found: list[dict[str, Any]] = []
         after = 0
@@ -175,7 +175,7 @@ def parse_stream(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[
 
 
 class HostProcess:
-    """One data folder and the host that has it, if one runs. In the wrapper's words {data} stands for the data folder."""
+    """One data folder and the host that has it, if one runs. {data} in a wrapper's words is the data folder."""
 
     def __init__(self, folder: Path, settings: str = "", wrapper: Sequence[str] = ()) -> None:
         self.folder = folder

@@ -36,7 +36,7 @@ class SmallDisk:
     def __init__(self, new_host: MakeHost) -> None:
         self.host = new_host(SETTINGS, [*UNSHARE, "sh", "-c", MOUNT, "sh", str(DISK_BYTES), "{data}"])
         self.host.spawn()
-        wait_for(lambda: (self.data / "admin-token").exists(), "the host to make its token")
+        wait_for((self.data / "admin-token").exists, "the host to make its token")
         self.token = (self.data / "admin-token").read_text().strip()
         self.api = wait_up(self.host, self.token)
 

@@ -1,4 +1,4 @@
-"""A host frozen past its lease: its keeper ends the trees meanwhile, and the run starts again as the next attempt (P6)."""
+"""A host frozen past its lease: its keeper ends the trees meanwhile, and the runs start again (P6)."""
 
 from __future__ import annotations
 

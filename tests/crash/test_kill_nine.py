@@ -11,6 +11,8 @@ import sqlite3
 import threading
 import time
 from collections import Counter
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,7 @@ class Clients:
         self._changed = threading.Condition()
         self._allowed = 0
         self.acknowledged: dict[str, tuple[object, int, Any]] = {}  # key → what was sent, status, what was answered
-        self._threads = [Background(lambda number=number: self._submit(number)) for number in range(SUBMITTERS)]
+        self._threads = [Background(partial(self._submit, number)) for number in range(SUBMITTERS)]
 
     def allow(self, requests: int) -> None:
         with self._changed:
@@ -71,6 +73,9 @@ class Clients:
         self.allow(0)
         for thread in self._threads:
             thread.result()
+
+    def has_acknowledged(self, count: int) -> bool:
+        return len(self.acknowledged) >= count
 
     def ids(self) -> set[str]:
         return {run_id for _, _, body in self.acknowledged.values() for run_id in ids_of(body)}
@@ -110,7 +115,7 @@ class Clients:
                 return None
             return None if answer.status == 503 else answer
 
-        return wait_for(acknowledged, f"an answer to {key}")  # type: ignore[return-value]  # never None
+        return wait_for(acknowledged, f"an answer to {key}")
 
 
 def wanted(chance: random.Random, own: list[str]) -> object:
@@ -183,7 +188,7 @@ async def test_twenty_kills_lose_nothing_and_repeat_nothing(new_host: MakeHost) 
     no_late_result_was_accepted(left.events)
     no_two_runs_held_a_live_key(left.events)
     event_ids = [stamped.event_id for stamped in left.events]
-    assert all(before < after for before, after in zip(event_ids, event_ids[1:], strict=False))
+    assert all(before < after for before, after in pairwise(event_ids))
     assert left.differences == []
     commands_ran_once_an_attempt(left)
     connection = sqlite3.connect(left.folder / "data" / "stellwerk.db")
@@ -206,7 +211,7 @@ def kill_often(host: HostProcess) -> Aftermath:
         else:
             host.wait_up()
             goal = len(clients.acknowledged) + chance.randrange(REQUESTS_PER_ROUND)
-            wait_for(lambda goal=goal: len(clients.acknowledged) >= goal, "requests to be acknowledged")
+            wait_for(partial(clients.has_acknowledged, goal), "requests to be acknowledged")
             time.sleep(chance.random() * 0.3)
         host.kill()
     api = host.start()

@@ -148,15 +148,17 @@ def test_a_second_host_on_the_same_folder_is_refused(new_host: MakeHost) -> None
     assert api.wait_ended(run_id)["state"] == "succeeded"
 
 
-def test_a_port_in_use_is_said_plainly(new_host: MakeHost) -> None:
-    host = new_host()
+def test_a_port_in_use_is_said_plainly_and_costs_no_run_anything(new_host: MakeHost) -> None:
+    host = new_host("workers: {default: 0}\n")
+    run_id = host.start().submit(shell("true"), retry={"max": 0})  # a start that counted would be its last
+    assert host.stop() == 0
+    host.config.write_text(SETTINGS % "5s")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         text = refused(host, port)
     assert f"127.0.0.1:{port}" in text
     assert "in use" in text.lower()
-    host.start()
-    assert host.stop() == 0
+    assert host.start().wait_ended(run_id)["state"] == "succeeded"
 
 
 def test_a_newer_store_is_refused_and_left_as_it_is(new_host: MakeHost) -> None:

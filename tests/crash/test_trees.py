@@ -21,10 +21,7 @@ STAYING = ("ignores_signals", "double_fork", "cleared")  # few and quiet: for te
 
 def submit_shapes(api: Api, token: str, shapes: Iterable[str], **more: object) -> dict[str, str]:
     """A run for each shape; the name of the shape → the run's id."""
-    return {
-        shape: api.submit({"type": "command", "argv": nasty_argv(shape, token)}, **more)
-        for shape in shapes
-    }
+    return {shape: api.submit({"type": "command", "argv": nasty_argv(shape, token)}, **more) for shape in shapes}
 
 
 def wait_ready(api: Api, runs: Iterable[str], attempt: int = 1) -> None:

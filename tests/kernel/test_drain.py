@@ -144,3 +144,16 @@ async def test_a_host_that_cannot_open_leaves_nothing_behind(tmp_path: Path, mon
         await rig.parts.open()
     async with host(settings) as after:
         assert (await after.run(a_run())).state is State.SUCCEEDED
+
+
+async def test_a_call_in_a_thread_that_does_not_end_is_put_back_too(tmp_path: Path, latch: Latch) -> None:
+    rig = await _opened(tmp_path, drain_ms=50, kill_grace_ms=50)
+    (run_id,) = await rig.submit(latch.call(isolation="thread"))
+    await rig.running(run_id)
+    await latch.call_begun()
+    closing = asyncio.create_task(rig.parts.close())
+    await within(closing, "the stop")
+    latch.open()
+    async with host(rig.settings) as after:
+        run = await after.end_of(run_id)
+        assert (run.state, run.crashes) == (State.SUCCEEDED, 0)

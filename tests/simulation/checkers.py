@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from stellwerk.core.batch import ROWS_PER_BUNCH, Applied, Batch, Claim, Committed
+from stellwerk.core.batch import Applied, Batch, Claim, Committed
 from stellwerk.core.errors import ImpossibleEvent, StellwerkError
 from stellwerk.core.events import (
     AnyEvent,
@@ -70,11 +70,8 @@ COUNTERS = "counters equal the tables"
 LOG_LINES = "log lines are numbered without gaps, each once and in order"
 TASKS_LIVE = "the parts of a living host are alive"
 
-# Both stores bring back one parked run for one end under a limit. If that run is cancelled, put off or parked under
-# another gate instead of started, its place is free and nobody is told. To be set to False when the stores are mended.
-LIMIT_PLACES_GET_LOST = True
 # The chore that brings parked runs back takes the best of the key again and again, with no cursor: behind a bunch that
-# another gate of the same key still holds, one that this gate exempts is not reached.
+# another gate of the same key still holds, one that this gate exempts is not reached. False, once it has a cursor.
 EXEMPT_RUNS_STAY_PARKED = True
 
 CRASHES_FORGIVEN = 3
@@ -473,14 +470,15 @@ class Watch:
     def _is_later_look(self, text: str) -> bool:
         """When a condition is looked at again, and for how long children keep their parent, is not journaled.
 
-        Nor is how many parents a child had not heard of, if it was cancelled while a chore still owed it the news.
+        Nor is how many parents a child had not heard of when it was cancelled: a chore may still have owed it the news,
+        and of several ends in one batch it needs only one.
         """
         run_id, _, rest = text.removeprefix("run ").partition(":")
         story = self.stories.get(run_id)
         if story is None:
             return False
         if rest.startswith(" waits_for"):
-            return story.state in FINAL and self._world.shape.bunch < ROWS_PER_BUNCH
+            return story.state is State.CANCELLED
         return rest.startswith(" alarm_ms") and (story.state in FINAL or isinstance(story.spec.action, Check))
 
 
@@ -567,13 +565,8 @@ def _forgotten(
 
 
 def _is_known_gap(run: Run, gates: dict[str, list[Gate]]) -> bool:
-    """See `LIMIT_PLACES_GET_LOST` and `EXEMPT_RUNS_STAY_PARKED`."""
-    for gate in gates.get(run.parked or "", ()):
-        if gate.limit is not None and LIMIT_PLACES_GET_LOST:
-            return True
-        if run.spec.key in gate.exempt and EXEMPT_RUNS_STAY_PARKED:
-            return True
-    return False
+    """See `EXEMPT_RUNS_STAY_PARKED`."""
+    return EXEMPT_RUNS_STAY_PARKED and any(run.spec.key in gate.exempt for gate in gates.get(run.parked or "", ()))
 
 
 def _slots(world: World, run: Run) -> int:

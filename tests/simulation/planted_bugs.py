@@ -245,7 +245,7 @@ def _follower_told_to_skip() -> contextlib.AbstractContextManager[None]:
 
 STUCK = (checkers.NOTHING_FORGOTTEN, checkers.HEALED)
 FREEZING = Rates(host_freezes=0.3, attempt_hangs=0.5, keeper_fails=1.0)
-DEAF = Rates(wake_lost=1.0, answer_lost=0.2, host_dies=0.1, attempt_hangs=0.2)
+DEAF = Rates(wake_lost=1.0, commit_fails=0.4)
 SLOW = Rates(commit_slow=0.4, read_fails=0.1, attempt_hangs=0.5)
 
 BUGS = (

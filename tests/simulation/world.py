@@ -18,11 +18,10 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from stellwerk.core import dag
 from stellwerk.core.errors import StellwerkError, Unavailable
-from stellwerk.core.facts import Facts, Loaded
 from stellwerk.core.logs import STDOUT, LogChunk, LogPiece
 from stellwerk.core.queries import Retention
 from stellwerk.core.run import Check, Failed, Lost, Outcome, Returned, State, Succeeded
@@ -404,20 +403,6 @@ def _give_up(answer: asyncio.Future[Any]) -> None:
         answer.set_exception(HostGone("no answer came in time"))
 
 
-class SimMemoryStore(MemoryStore):
-    """The memory store as its contract says: it forgets `children_after` as long as nobody has taught it."""
-
-    async def load(self, facts: Facts) -> Loaded:
-        loaded = await super().load(facts)
-        if not facts.children_after:
-            return loaded
-        children = {
-            parent: tuple(child for child in found if child.run.id > facts.children_after)
-            for parent, found in loaded.children.items()
-        }
-        return structs.replace(loaded, children=children)
-
-
 # -- the world --------------------------------------------------------------------------------------------------------
 
 
@@ -460,7 +445,7 @@ class World:
 
     def _make_store(self) -> Store:
         if self.shape.store != "sqlite":
-            return SimMemoryStore(exclusive=self.shape.store == "memory")
+            return MemoryStore(exclusive=self.shape.store == "memory")
         from stellwerk.store.sqlite.store import SqliteStore
 
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # what a power cut does is not simulated here

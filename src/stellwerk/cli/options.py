@@ -123,7 +123,7 @@ def filter_options(command: Decorated) -> Decorated:
             click.option("--state", type=click.Choice(STATES), help="Only runs in this state."),
             click.option("--scope", help="Only runs of this scope."),
             click.option("--name", help="Only runs of this name."),
-            click.option("--label", "labels", type=PAIR, multiple=True, help="Only runs with this label."),
+            click.option("--label", type=PAIR, help="Only runs with this label."),
             click.option("--since", type=PAST, help="Added since: ISO 8601, or 2h for two hours ago."),
             click.option("--until", type=PAST, help="Added until: ISO 8601, or 2h for two hours ago."),
         )
@@ -133,7 +133,7 @@ def filter_options(command: Decorated) -> Decorated:
 
 
 HOST_OPTIONS = ("url", "token_file", "config", "data")
-FILTERS = ("state", "scope", "name", "labels", "since", "until")
+FILTERS = ("state", "scope", "name", "label", "since", "until")
 
 
 def connect(options: dict[str, Any], *, needs_token: bool = True) -> Client:
@@ -150,5 +150,4 @@ def connect(options: dict[str, Any], *, needs_token: bool = True) -> Client:
 def run_filter(options: dict[str, Any]) -> Query:
     """The filters as query parameters; they are taken out of `options`."""
     given = {name: options.pop(name) for name in FILTERS}
-    given["label"] = tuple(given.pop("labels")) or None
     return {name: value for name, value in given.items() if value is not None}

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from stellwerk.cli import exits
-from stellwerk.core.errors import Refused, Unavailable
+from stellwerk.core.errors import Refused, StellwerkError
 
 
 @click.command()
@@ -53,8 +53,8 @@ def up(
     except Refused as refused:
         is_file = exits.AT_A_LINE.match(refused.message) is not None
         raise exits.Quit(refused.message, exits.USAGE if is_file else exits.REFUSED) from refused
-    except Unavailable as unavailable:
-        raise exits.Quit(unavailable.message, exits.REFUSED) from unavailable
+    except StellwerkError as error:
+        raise exits.Quit(str(error), exits.REFUSED) from error
     except OSError as error:
         if error.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES}:
             raise

@@ -6,6 +6,7 @@ A store writes a batch whole or not at all, after comparing versions. It knows n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+
 from msgspec import Struct, structs
 
 from stellwerk.core.events import AnyEvent
@@ -197,6 +198,26 @@ def rows_compared(batch: Batch) -> Iterator[tuple[RowKey, int]]:
         yield relied.row, relied.version
 
 
+def rows_written(batch: Batch) -> Iterator[tuple[RowKey, int]]:
+    """Every row that a batch writes, with the version that it has afterwards (0: gone)."""
+    for add in batch.adds:
+        yield ("run", add.run.id), add.run.version
+    for change in batch.changes:
+        yield ("run", change.run.id), change.run.version
+    for drop in batch.drops:
+        yield ("run", drop.run_id), 0
+    for item in batch.records:
+        if isinstance(item, PutRecord):
+            yield ("record", item.record.kind, item.record.key), item.record.version
+        else:
+            yield ("record", item.kind, item.key), 0
+    for gate in batch.gates:
+        if isinstance(gate, PutGate):
+            yield ("gate", gate.gate.key, gate.gate.kind), gate.gate.version
+        else:
+            yield ("gate", gate.key, gate.kind), 0
+
+
 def check_batches(
     batches: Sequence[Batch],
     version_of: Callable[[RowKey], int],
@@ -270,32 +291,12 @@ class _Written:
 
     def note(self, batch: Batch) -> None:
         """Remember what a standing batch writes, for the batches behind it."""
-        relied = {item.row for item in batch.relied}
-        for row, version in rows_compared(batch):
-            if row not in relied:
-                self._versions[row] = version + 1
-        for change in batch.changes:
-            self._versions["run", change.run.id] = change.run.version
-        for put in batch.records:
-            if isinstance(put, PutRecord):
-                self._versions["record", put.record.kind, put.record.key] = put.record.version
-        for shut in batch.gates:
-            if isinstance(shut, PutGate):
-                self._versions["gate", shut.gate.key, shut.gate.kind] = shut.gate.version
-        for drop in batch.drops:
-            self._versions["run", drop.run_id] = 0
-        for item in batch.records:
-            if isinstance(item, DropRecord):
-                self._versions["record", item.kind, item.key] = 0
-        for gate in batch.gates:
-            if isinstance(gate, DropGate):
-                self._versions["gate", gate.key, gate.kind] = 0
+        self._versions.update(rows_written(batch))
         self._freed |= _freed(batch)
         for add in batch.adds:
             self._freed.discard(add.run.id)
             if add.run.live_key is not None:
                 self._holders[add.run.live_key] = add.run.id
-
 
     def note_refused(self, batch: Batch) -> None:
         """Remember what a refused batch would have written: nothing behind it may build on that."""

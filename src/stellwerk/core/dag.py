@@ -20,7 +20,7 @@ def satisfied(when: When, state: State) -> bool | None:
     """Whether an edge is satisfied by a parent in this state; None while the parent has not ended."""
     if state not in FINAL:
         return None
-    return when == "ended" or when == state.value
+    return when in ("ended", state.value)
 
 
 def impossible_reason(parent_id: str, state: State) -> str:

@@ -19,7 +19,7 @@ Counted = Literal["try", "crash", "no"]  # against what a postponed attempt coun
 
 
 class Event(Struct, frozen=True, array_like=True, tag=True):
-    """`key` is what filters compare with (`scope/name` for runs), `actor` who caused it, `at_ms` when it was decided."""
+    """`key` is what filters compare with (`scope/name` for runs), `actor` who caused it, `at_ms` when that was."""
 
     key: str
     actor: str

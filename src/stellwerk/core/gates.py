@@ -104,7 +104,13 @@ class Surroundings(Struct, frozen=True):
 
 
 _GATE_WORDS = {"pause": "paused", "block": "blocked", "hold": "held", "limit": "limited", "missing": "no definition"}
-_GATE_REASON = {"pause": "Paused", "block": "Blocked", "hold": "Held", "limit": "LimitReached", "missing": "NoDefinition"}
+_GATE_REASON = {
+    "pause": "Paused",
+    "block": "Blocked",
+    "hold": "Held",
+    "limit": "LimitReached",
+    "missing": "NoDefinition",
+}
 
 
 def why(run: Run, around: Surroundings, now_ms: int) -> list[Reason]:
@@ -171,7 +177,9 @@ def _not_due(run: Run, due_ms: int, now_ms: int) -> Reason:
     if run.attempt == 0:
         return Reason("NotDue", f"it is due in {left}", {"due_at": show_time(due_ms)}, due_ms)
     evidence = {"due_at": show_time(due_ms), "attempt": run.attempt, "reason": run.reason, "error": run.error}
-    return Reason("RetryDelay", f"attempt {run.attempt} failed ({run.reason}); the next comes in {left}", evidence, due_ms)
+    return Reason(
+        "RetryDelay", f"attempt {run.attempt} failed ({run.reason}); the next comes in {left}", evidence, due_ms
+    )
 
 
 def _gate(gate: Gate, around: Surroundings) -> Reason:

@@ -123,7 +123,7 @@ def expire(run: Run, now_ms: int, chance: float, actor: str) -> list[AnyRunEvent
 
 
 def _lose(run: Run, worker: str | None, error: str, now_ms: int, chance: float, actor: str) -> list[AnyRunEvent]:
-    """A worker was lost in mid-run: where retries are written it is one of the executions, else it is forgiven thrice."""
+    """A worker was lost in mid-run: one of the executions where retries are written, else forgiven three times."""
     error = error[:ERROR_CHARS_MAX]
     if run.spec.retry is not None:
         return _fail(run, worker, "worker lost", Failed("worker lost", error), now_ms, chance, actor)
@@ -291,7 +291,14 @@ def _postponed(run: Run, event: RunPostponed) -> Run:
 
 def _succeeded(run: Run, event: RunSucceeded) -> Run:
     return _ended(
-        run, State.SUCCEEDED, event.at_ms, None, error=None, exit_code=event.exit_code, tries=run.tries + 1, result=event.result
+        run,
+        State.SUCCEEDED,
+        event.at_ms,
+        None,
+        error=None,
+        exit_code=event.exit_code,
+        tries=run.tries + 1,
+        result=event.result,
     )
 
 

@@ -31,7 +31,7 @@ def parse_duration(value: object, where: str) -> int:
     Months and years are refused: their length is not known.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise Refused(f"{where} must be a duration such as 60, \"10s\", \"5m\" or \"PT5M\"", where)
+        raise Refused(f'{where} must be a duration such as 60, "10s", "5m" or "PT5M"', where)
     if isinstance(value, int | float):
         # The comparison also refuses NaN and infinity.
         if not 0 <= value <= DURATION_MS_MAX / SECOND_MS:
@@ -43,7 +43,7 @@ def parse_duration(value: object, where: str) -> int:
         duration_ms = _iso_ms(text)
     if duration_ms is None:
         raise Refused(
-            f"{where} is not a duration; write seconds (60), \"10s\", \"5m\", \"2h\", \"1d\" or ISO 8601 (\"PT5M\")", where
+            f'{where} is not a duration; write seconds (60), "10s", "5m", "2h", "1d" or ISO 8601 ("PT5M")', where
         )
     if duration_ms > DURATION_MS_MAX:
         raise Refused(f"{where} must be at most 100 years", where)

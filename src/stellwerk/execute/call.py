@@ -58,14 +58,19 @@ class Functions:
             callee = self._found[name] = self._import(name)
         return callee
 
+    def _may_import(self, module_name: str) -> bool:
+        """Whether a module is one of the allowed packages, or lies in one."""
+        if self._allowed is None:
+            return True
+        return any(module_name == package or module_name.startswith(f"{package}.") for package in self._allowed)
+
     def _import(self, name: str) -> Callee:
         module_name, colon, path = name.partition(":")
         if not colon or not module_name or not path:
             raise CallRefused(f"{name!r} names no function; write it as module:function")
-        package = module_name.partition(".")[0]
-        if self._allowed is not None and package not in self._allowed:
-            allowed = ", ".join(sorted(self._allowed)) or "none"
-            raise CallRefused(f"{name} is not called: package {package!r} is not among those allowed here ({allowed})")
+        if not self._may_import(module_name):
+            allowed = ", ".join(sorted(self._allowed or ())) or "none"
+            raise CallRefused(f"{name} is not called: {module_name!r} is not in the packages allowed here ({allowed})")
         found: Any = importlib.import_module(module_name)
         for part in path.split("."):
             try:

@@ -13,9 +13,7 @@ PATH_DEFAULT = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 def base_environment(os_environ: Mapping[str, str]) -> dict[str, str]:
     """The part of the host's environment that commands may see."""
     passed = {
-        name: value
-        for name, value in os_environ.items()
-        if name in PASSED_ON or name.startswith(PASSED_ON_PREFIX)
+        name: value for name, value in os_environ.items() if name in PASSED_ON or name.startswith(PASSED_ON_PREFIX)
     }
     passed.setdefault("PATH", PATH_DEFAULT)
     return passed

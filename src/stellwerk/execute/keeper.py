@@ -182,9 +182,7 @@ class Keeper:
         """Take in one message. The kernel never joins the descriptors of two, so only a few are ever held."""
         room = socket.CMSG_SPACE(FDS_PER_START_MAX * array.array("i").itemsize)
         try:
-            data, notes, flags, _ = self._channel.recvmsg(
-                RECEIVE_BYTES, room, getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-            )
+            data, notes, flags, _ = self._channel.recvmsg(RECEIVE_BYTES, room, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
         except BlockingIOError:
             return False
         except OSError:

@@ -296,8 +296,6 @@ class KeeperLink:
             self._changed.set_result(None)
 
 
-
-
 def _sweep_after(pair: KeeperPair) -> None:
     pair.wait_for_keeper_death()
     sweep()

@@ -205,9 +205,7 @@ class KeeperPair:
 def _spawn_guard(channel: int, alive: int) -> int:
     # Not the host's environment: no secret of it shall stand in the guard's. And not its import path, but the two
     # places that are needed, which makes the start short (-S).
-    import stellwerk
-
-    places = {str(Path(module.__file__ or "").parent.parent) for module in (stellwerk, msgspec)}
+    places = {str(Path(__file__).parents[2]), str(Path(msgspec.__file__).parents[1])}
     channel, alive = fcntl(channel, F_DUPFD_CLOEXEC, FIRST_FREE_FD), fcntl(alive, F_DUPFD_CLOEXEC, FIRST_FREE_FD)
     actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

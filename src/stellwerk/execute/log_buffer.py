@@ -274,9 +274,7 @@ class LogBuffer:
         for log in list(self._with_partials.values()):
             if loop.time() - log.partial_since + 0.001 < self._partial_after_s:
                 # Dicts keep the order of arrival: all others are younger.
-                self._partial_timer = loop.call_at(
-                    log.partial_since + self._partial_after_s, self._flush_old_partials
-                )
+                self._partial_timer = loop.call_at(log.partial_since + self._partial_after_s, self._flush_old_partials)
                 return
             self._flush_partials(log)
 

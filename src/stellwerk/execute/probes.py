@@ -19,7 +19,7 @@ async def probe(check: Check, now_ms: int) -> bool:
             case "until":
                 return parse_time(check.value, "until") <= now_ms
             case "file":
-                return os.path.exists(check.value)
+                return await asyncio.to_thread(os.path.exists, check.value)
             case "port":
                 return await _port_answers(check.value)
             case "load_below":

@@ -170,9 +170,7 @@ def _read_table_by_ps() -> dict[int, ProcessRow]:
             session = os.getsid(int(pid))
         except OSError:
             session = 0
-        table[int(pid)] = ProcessRow(
-            pid=int(pid), state=state[:1], parent=int(parent), session=session, start_ticks=0
-        )
+        table[int(pid)] = ProcessRow(pid=int(pid), state=state[:1], parent=int(parent), session=session, start_ticks=0)
     table.pop(listing.pid, None)
     return table
 

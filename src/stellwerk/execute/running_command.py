@@ -91,9 +91,7 @@ class RunningCommand:
         assert self._pipes is not None
         if self._timeout is not None:
             self._timeout.cancel()
-        self._outcome = outcome_of_end(
-            wait_status, why, asked=self._asked, timeout_ms=self.attempt.timeout_ms
-        )
+        self._outcome = outcome_of_end(wait_status, why, asked=self._asked, timeout_ms=self.attempt.timeout_ms)
         if self._pipes.read_rest():
             self._finish()
             return

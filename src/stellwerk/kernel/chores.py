@@ -72,9 +72,7 @@ async def _children(kernel: Kernel, record: Record, chore: ChildrenOwed) -> bool
     now_ms, actor = kernel.env.now_ms(), kernel.host_id
     changes: list[Run] = []
     events: list[AnyRunEvent] = []
-    owed: list[PutRecord | DropRecord] = [
-        _shorter(record, structs.replace(chore, after=edges[-1].run.id), now_ms)
-    ]
+    owed: list[PutRecord | DropRecord] = [_shorter(record, structs.replace(chore, after=edges[-1].run.id), now_ms)]
     for edge in edges:
         after = child_after(parent, edge.run, edge.when, now_ms, actor)
         if after is None:
@@ -106,9 +104,7 @@ async def _bulk(kernel: Kernel, record: Record, chore: BulkVerb) -> bool:
     return await _cancel_page(kernel, chore, page.runs, rest, now_ms)
 
 
-async def _cancel_page(
-    kernel: Kernel, chore: BulkVerb, runs: tuple[Run, ...], rest: PutRecord, now_ms: int
-) -> bool:
+async def _cancel_page(kernel: Kernel, chore: BulkVerb, runs: tuple[Run, ...], rest: PutRecord, now_ms: int) -> bool:
     changes: list[Run] = []
     events: list[AnyRunEvent] = []
     owed: list[PutRecord] = [rest]

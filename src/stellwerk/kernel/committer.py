@@ -184,9 +184,7 @@ class Committer:
         self._rows_waiting -= rows
         batches = [batch for entry in entries for batch in entry.batches]
         readied = _readied_queues(batches) if self._standing else frozenset[str]()
-        served = [
-            standing for queue, standing in self._standing.items() if standing.look or queue in readied
-        ]
+        served = [standing for queue, standing in self._standing.items() if standing.look or queue in readied]
         if not self._waiting:
             self._wanted.clear()
         if not batches and not served:
@@ -220,7 +218,11 @@ class Committer:
                 self._dry.discard(queue)
             wanted = self._flying.pop(queue)
             if claimed.runs:
-                standing.deliver(claimed)
+                try:
+                    standing.deliver(claimed)
+                except Exception:
+                    # The pump serves everyone: a bug of one of them must not stop it.
+                    log.exception("%d claimed runs could not be delivered", len(claimed.runs))
             elif wanted:
                 self._standing[queue] = standing
             if claimed.more:
@@ -285,7 +287,7 @@ class Committer:
         if self._hint is not None:
             self._hint(self._env.now_ms())
         if not isinstance(error, Unavailable):
-            log.exception("the store failed", exc_info=error)
+            log.error("the store failed", exc_info=error)
             if len(entries) > 1:
                 # One bad batch must not spoil the others: each caller alone.
                 await self._one_by_one(entries)

@@ -101,7 +101,7 @@ class Feed:
         self._looking = asyncio.Lock()
         self._waiting: set[asyncio.Future[None]] = set()
         self._waiting_by_run: dict[str, set[asyncio.Future[None]]] = {}
-        self._closed = False
+        self.closed = False
         self._doubts = 0
         self.published = 0  # events since the start
         self.last = 0
@@ -113,7 +113,7 @@ class Feed:
 
     def close(self) -> None:
         """Answer everyone who waits, now."""
-        self._closed = True
+        self.closed = True
         for waiter in [*self._waiting, *(w for waiters in self._waiting_by_run.values() for w in waiters)]:
             if not waiter.done():
                 waiter.set_result(None)
@@ -190,7 +190,7 @@ class Feed:
                 return answer
             after = answer.last
             left_s = deadline - loop.time()
-            if left_s <= 0 or self._closed:
+            if left_s <= 0 or self.closed:
                 return answer
             if self.followers >= FOLLOWERS_MAX:
                 raise Unavailable(f"{FOLLOWERS_MAX} followers already wait at this host; try again, or another host", 5)
@@ -273,5 +273,3 @@ def _stretches(events: Sequence[Stamped]) -> list[tuple[int, list[AnyEvent]]]:
         else:
             stretches.append((stamped.event_id, [stamped.event]))
     return stretches
-
-

@@ -56,15 +56,25 @@ class Host:
         await self._opened.aclose()
 
     async def _listen(self) -> None:
-        """Wake-ups, from this host and others. Each only says where to look."""
+        """Wake-ups, from this host and others. Each only says where to look.
+
+        Where wakes may be lost, it looks everywhere once a poll, also if other wakes keep coming.
+        """
+        loop = asyncio.get_running_loop()
+        poll_ms = self._dispatch.poll_ms()
+        looked_s = loop.time()
         while True:
-            wakes = await self._dispatch.wait(self._dispatch.poll_ms())
+            wakes = await self._dispatch.wait(poll_ms)
+            is_time = not wakes or (poll_ms is not None and loop.time() - looked_s >= poll_ms / 1_000)
             try:
-                if not wakes or any(wake.topic == JOURNAL for wake in wakes):
-                    await self.kernel.feed.look()
                 queues = [wake.topic.removeprefix("queue:") for wake in wakes if wake.topic.startswith("queue:")]
-                if queues or not wakes:
-                    self.kernel.committer.look(queues or None)
+                if is_time:
+                    looked_s = loop.time()
+                    self.kernel.committer.look()
+                elif queues:
+                    self.kernel.committer.look(queues)
+                if is_time or any(wake.topic == JOURNAL for wake in wakes):
+                    await self.kernel.feed.look()
                 stops = [run_id for wake in wakes if wake.topic == STOP for run_id in wake.runs]
                 if stops:
                     await self.worker.stops_asked(stops)
@@ -83,7 +93,7 @@ class Host:
         foreign = self.kernel.store.foreign()
         if foreign is not None:
             degraded.append(f"the store is not the one this host knows: {foreign}; see `stellwerk store adopt`")
-        if self.kernel.committer.trouble is not None:
+        elif self.kernel.committer.trouble is not None:
             degraded.append(self.kernel.committer.trouble)
         if self.kernel.turner.contended:
             degraded.append(f"{self.kernel.turner.contended} changes meet conflicts again and again")

@@ -117,9 +117,7 @@ class Kernel:
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
-    async def submit(
-        self, wanted: Sequence[NewRun], actor: str, idempotency: Idempotency | None = None
-    ) -> Submitted:
+    async def submit(self, wanted: Sequence[NewRun], actor: str, idempotency: Idempotency | None = None) -> Submitted:
         """Add runs, all or nothing; entries whose live key is taken answer with the live run's id."""
         numbered = sum(new.numbered for new in wanted)
         facts = submitting.facts_of(wanted, idempotency)
@@ -332,7 +330,9 @@ class Kernel:
                 seen = await self.run(query.run_id)
                 page = await self.store.read_logs(query)
                 left_s = deadline - loop.time()
-                if page.lines or seen.run.state in FINAL or left_s <= 0 or page.examined < page.last_line:
+                if page.lines or seen.run.state in FINAL or page.examined < page.last_line:
+                    return page, seen
+                if left_s <= 0 or self.feed.closed:
                     return page, seen
                 query = msgspec.structs.replace(query, after_line=max(query.after_line, page.examined))
                 ended = asyncio.ensure_future(self._ended(query.run_id, seen.event_id, left_s))

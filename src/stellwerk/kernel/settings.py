@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -199,7 +201,7 @@ class _Reader:
         return int(self._take(name, default, parse))
 
     def flag(self, name: str, default: bool) -> bool:
-        words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+        words = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 
         def parse(value: object) -> bool:
             if isinstance(value, bool):
@@ -263,9 +265,12 @@ def _read(path: Path) -> dict[str, _Place]:
 
     try:
         with path.open("rb") as file:
+            anyone_writes = os.fstat(file.fileno()).st_mode & stat.S_IWOTH
             text = file.read(CONFIG_BYTES_MAX + 1)
     except OSError as error:
         raise Refused(f"{path}: {error.strerror or error}") from None
+    if anyone_writes:
+        raise Refused(f"{path.name}:1:1: anyone may write this file, and so run anything as this host: chmod o-w it")
     if len(text) > CONFIG_BYTES_MAX:
         raise Refused(f"{path.name}:1:1: the file is larger than 16 MiB")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -302,30 +307,30 @@ def _walk(file: str, root: Any, found: dict[str, _Place]) -> None:
     constructor = yaml.SafeLoader("")
     stack: list[tuple[str, Any]] = [("", root)]
     while stack:
-        prefix, node = stack.pop()
-        if not isinstance(node, yaml.MappingNode):
-            mark = node.start_mark
+        prefix, part = stack.pop()
+        if not isinstance(part, yaml.MappingNode):
+            mark = part.start_mark
             raise Refused(f"{file}:{mark.line + 1}:{mark.column + 1}: {prefix or 'the file'} must be a mapping")
         seen: set[str] = set()
-        for key_node, value_node in node.value:
-            mark = key_node.start_mark
+        for key_part, value_part in part.value:
+            mark = key_part.start_mark
             where = f"{file}:{mark.line + 1}:{mark.column + 1}"
-            if not isinstance(key_node, yaml.ScalarNode):
+            if not isinstance(key_part, yaml.ScalarNode):
                 raise Refused(f"{where}: a key must be a plain word")
-            key = key_node.value
+            key = key_part.value
             if key in seen:
                 raise Refused(f"{where}: {key} stands here a second time")
             seen.add(key)
             name = f"{prefix}.{key}" if prefix else key
-            if isinstance(value_node, yaml.MappingNode):
+            if isinstance(value_part, yaml.MappingNode):
                 if name.count(".") > DEPTH_MAX:
                     raise Refused(f"{where}: nested too deeply")
                 found[name] = _Place(None, mark.line + 1, mark.column + 1, mark.line + 1, mark.column + 1)
-                stack.append((name, value_node))
+                stack.append((name, value_part))
             else:
-                spot = value_node.start_mark
+                spot = value_part.start_mark
                 try:
-                    value = constructor.construct_object(value_node, deep=True)
+                    value = constructor.construct_object(value_part, deep=True)
                 except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
                     raise Refused(f"{file}:{spot.line + 1}:{spot.column + 1}: {name}: {error}") from None
                 found[name] = _Place(value, spot.line + 1, spot.column + 1, mark.line + 1, mark.column + 1)

@@ -161,9 +161,7 @@ def _live_keys(wanted: Sequence[NewRun], ids: Sequence[str], loaded: Loaded) -> 
 
 def _parents_first(wanted: Sequence[NewRun]) -> Sequence[int]:
     """The entries in an order in which every parent stands before its children."""
-    inner = {
-        place: [parent for parent in new.parents if isinstance(parent, int)] for place, new in enumerate(wanted)
-    }
+    inner = {place: [parent for parent in new.parents if isinstance(parent, int)] for place, new in enumerate(wanted)}
     if not any(inner.values()):
         return range(len(wanted))
     for place, parents in inner.items():

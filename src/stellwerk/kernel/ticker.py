@@ -172,8 +172,11 @@ class Ticker:
 
     async def _expired(self, ended: list[Run], now_ms: int) -> list[Turn]:
         """Runs to forget. One with live children stays, and is looked at again later."""
+        if not ended:
+            return []
         parents = tuple(run.id for run in ended if run.has_children)
-        children = (await self._kernel.store.load(Facts(children_of=parents, children_max=0))).children if parents else {}
+        loaded = await self._kernel.store.load(Facts(children_of=parents, children_max=0))
+        children = loaded.children
         stay = [run for run in ended if children.get(run.id)]
         if stay:
             later_ms = now_ms + KEPT_FOR_CHILDREN_MS
@@ -190,4 +193,4 @@ class Ticker:
             return
         self._trimmed_at = self._kernel.feed.published
         while await self._kernel.store.trim_journal(self._retention, self._kernel.env.now_ms()):
-            await asyncio.sleep(0)
+            log.debug("a stretch of the journal was forgotten")

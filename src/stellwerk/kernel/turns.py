@@ -346,4 +346,3 @@ def owed_children(parent: str, now_ms: int) -> PutRecord:
     """The chore that carries the end of a run down to very many children."""
     body = msgspec.json.encode(ChildrenOwed(parent))
     return PutRecord(Record(CHORE, f"children/{parent}", 1, body, "children", now_ms))
-

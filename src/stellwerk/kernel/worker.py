@@ -121,7 +121,7 @@ class Worker:
         self._opening: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._ended: list[tuple[_Held, Outcome]] = []
         self._something = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._reporting: list[asyncio.Task[None]] = []
         self._heartbeat: asyncio.TimerHandle | None = None
         self._beating: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -137,7 +137,7 @@ class Worker:
         if "default" in self._lines:
             # Warm children import while nobody waits for them yet.
             await self._executor_for("process", self._lines["default"])
-        self._tasks = [asyncio.create_task(self._report(), name="worker-report")]
+        self._reporting = [asyncio.create_task(self._report(), name="worker-report")]
         for line in self._lines.values():
             self._ask(line)
 
@@ -165,7 +165,9 @@ class Worker:
             async with asyncio.timeout(LANDING_S_MAX):
                 await self._kernel.committer.landed()
         except TimeoutError:
-            log.warning("a claim has not been answered for %d s; what it finds is left to the next start", LANDING_S_MAX)
+            log.warning(
+                "a claim has not been answered for %d s; what it finds is left to the next start", LANDING_S_MAX
+            )
         if self._settings.drain_ms and not skip.is_set():
             await self._until_empty(self._settings.drain_ms / 1_000, skip)
         for held in list(self._held.values()):
@@ -186,9 +188,9 @@ class Worker:
         self._draining = True
         if self._heartbeat is not None:
             self._heartbeat.cancel()
-        for work in [*self._tasks, *self._opening.values(), *([self._beating] if self._beating else [])]:
+        for work in [*self._reporting, *self._opening.values(), *([self._beating] if self._beating else [])]:
             work.cancel()
-        await asyncio.gather(*self._tasks, *self._opening.values(), return_exceptions=True)
+        await asyncio.gather(*self._reporting, *self._opening.values(), return_exceptions=True)
         for executor in self._executors.values():
             await executor.close()
 
@@ -254,9 +256,22 @@ class Worker:
             line.commands += kind == "command"
             starts.setdefault(executor, []).append(self._attempt(held.run, bodies))
         for executor, attempts in starts.items():
-            executor.start(attempts)
+            try:
+                executor.start(attempts)
+            except Exception as error:
+                log.exception("an executor could not take %d attempts", len(attempts))
+                self._not_started(line, attempts, error)
         if waiting:
             self._give_back(line, GIVE_BACK_AFTER_S)
+
+    def _not_started(self, line: _Line, attempts: Sequence[Attempt], error: Exception) -> None:
+        """An executor that raises has a bug: nobody knows which of these have begun."""
+        for attempt in attempts:
+            held = self._held[attempt.run_id]
+            line.active -= 1
+            line.commands -= _kind(held.run) == "command"
+            self._end(held, Lost(f"its executor failed: {error}"))
+        self._something.set()
 
     def _give_back(self, line: _Line, older_than_s: float) -> None:
         """Runs claimed ahead that wait too long behind slow ones go back; nothing is counted."""
@@ -372,7 +387,7 @@ class Worker:
         while chunks := self._logs.take():
             try:
                 answers = await self._kernel.store.append_logs(chunks)
-            except StellwerkError as error:
+            except Exception as error:
                 # Losing output never fails the run, nor holds it up.
                 log.warning("output of %d attempts could not be stored: %s", len(chunks), error)
                 self._logs.confirm(chunks)

@@ -6,6 +6,8 @@ looked at by the route, since only the route knows the role that it needs.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import ipaddress
 from typing import Literal, Protocol
 
@@ -34,12 +36,27 @@ class TokenBook(Protocol):
     def check(self, secret: str) -> Token | None: ...
 
 
-def token_of(headers: dict[bytes, bytes], book: TokenBook) -> Token:
-    """The token that came with a request: `Authorization: Bearer T` or `X-Admin-Token: T`."""
+def token_of(headers: dict[bytes, bytes], book: TokenBook, *, for_browsers: bool = False) -> Token:
+    """The token that came with a request: `Authorization: Bearer T` or `X-Admin-Token: T`.
+
+    Pages that only describe are also opened `for_browsers`, which ask for a name and a password: the password is the
+    token. Nothing else is, since a browser would send it along with requests that a stranger's page makes.
+    """
+    try:
+        return _token_of(headers, book, for_browsers)
+    except HttpRefusal as refusal:
+        if for_browsers:
+            refusal.headers = {"www-authenticate": 'Basic realm="Stellwerk: any name, a token as the password"'}
+        raise
+
+
+def _token_of(headers: dict[bytes, bytes], book: TokenBook, for_browsers: bool) -> Token:
     given = headers.get(b"authorization")
     if given is not None:
         scheme, _, secret = given.partition(b" ")
-        if scheme.lower() != b"bearer":
+        if for_browsers and scheme.lower() == b"basic":
+            secret = _password(secret)
+        elif scheme.lower() != b"bearer":
             raise _no_token("the Authorization header must read: Bearer and a token")
     else:
         secret = headers.get(b"x-admin-token", b"")
@@ -49,6 +66,13 @@ def token_of(headers: dict[bytes, bytes], book: TokenBook) -> Token:
     if token is None:
         raise _no_token("this token is not valid here, or no longer")
     return token
+
+
+def _password(credentials: bytes) -> bytes:
+    try:
+        return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
+    except binascii.Error:
+        return b""
 
 
 def need_role(token: Token, role: Role) -> None:

@@ -47,6 +47,7 @@ def description_routes(routes: Sequence[Route], version: str) -> list[Route]:
             role="viewer",
             about="This description, as OpenAPI.",
             answers={200: ("The description.", dict[str, Any])},
+            for_browsers=True,
         ),
         Route(
             "GET",
@@ -56,6 +57,7 @@ def description_routes(routes: Sequence[Route], version: str) -> list[Route]:
             about="This description, for people.",
             media="text/html",
             answers={200: ("A page.", str)},
+            for_browsers=True,
         ),
     ]
     pages.describe([*routes, *own])

@@ -42,6 +42,7 @@ class Route:
         streams: bool = False,
         media: str = "application/json",
         body_optional: bool = False,
+        for_browsers: bool = False,
     ) -> None:
         if role not in ROLES:
             raise ValueError(f"{method} {path}: {role!r} is no role; a route must say who may use it")
@@ -63,6 +64,7 @@ class Route:
         self.streams = streams
         self.media = media
         self.body_optional = body_optional
+        self.for_browsers = for_browsers
         self.known_params = frozenset(param.name for param in params)
         self.answered: Counter[int] = Counter()  # by status, for /metrics
 
@@ -77,6 +79,7 @@ class Endpoint:
             raise ValueError(f"{path} has two routes for one method")
         self._book = book
         self._is_open = all(route.role == "open" for route in routes)
+        self._for_browsers = all(route.for_browsers for route in routes)
         self._allow = ", ".join(self.routes)
 
     async def answer(self, scope: Scope, receive: Receive) -> Answer:
@@ -97,7 +100,7 @@ class Endpoint:
         headers: dict[bytes, bytes] = scope[HEADERS_KEY]  # type: ignore[literal-required]  # left by the front
         token: Token | None = None
         if not self._is_open:
-            token = token_of(headers, self._book)
+            token = token_of(headers, self._book, for_browsers=self._for_browsers)
         if route is None:
             raise HttpRefusal(405, f"this path takes {self._allow}", headers={"allow": self._allow})
         if route.role != "open":

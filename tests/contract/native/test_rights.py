@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from pathlib import Path
 from typing import Any
@@ -61,13 +62,30 @@ async def test_a_route_answers_its_role_and_refuses_the_others(host: Host, metho
         return
     assert_problem(nobody, 401)
     assert_problem(wrong, 401)
-    assert nobody.headers["www-authenticate"].startswith("Bearer")
+    asked_for = "Basic" if path in ("/docs", "/openapi.json") else "Bearer"
+    assert nobody.headers["www-authenticate"].startswith(asked_for)
     for role in ROLES:
         reply = await host.ask(method, real_path, token=await host.secret(role))
         if ROLES.index(role) >= ROLES.index(needed):
             assert reply.status not in (401, 403) and reply.status < 500, (role, reply)
         else:
             assert_problem(reply, 403)
+
+
+@pytest.mark.parametrize(("path", "status"), [("/docs", 200), ("/openapi.json", 200), ("/api/runs", 401)])
+async def test_a_browser_may_send_the_token_as_a_password_for_the_description_only(
+    host: Host, path: str, status: int
+) -> None:
+    credentials = base64.b64encode(f"me:{await host.secret('viewer')}".encode()).decode()
+    reply = await host.ask("GET", path, token=None, headers={"authorization": f"Basic {credentials}"})
+    assert reply.status == status
+
+
+@pytest.mark.parametrize("credentials", ["", "x", "%%%", "bWU=", "bWU6d3Jvbmc="])
+async def test_a_browser_with_a_wrong_password_is_asked_again(host: Host, credentials: str) -> None:
+    reply = await host.ask("GET", "/docs", token=None, headers={"authorization": f"Basic {credentials}"})
+    assert_problem(reply, 401)
+    assert reply.headers["www-authenticate"].startswith("Basic")
 
 
 async def test_a_refused_request_changes_nothing(host: Host) -> None:

@@ -56,7 +56,7 @@ def plan(connection: Connection, name: str) -> list[str]:
         ("record_versions", r"SEARCH r USING .*PRIMARY KEY \(kind=\? AND key=\?\)"),
         ("extend", rf"SEARCH runs USING INTEGER {KEY}"),
         ("kept", r"SEARCH r USING INDEX sqlite_autoindex_runs_1 \(id=\?\)"),
-        ("waiting_children", r"SEARCH e USING PRIMARY KEY \(parent=\?\)"),
+        ("waiting_children", r"SEARCH e USING PRIMARY KEY \(parent=\? AND child>\?\)"),
         ("bodies", r"SEARCH b USING PRIMARY KEY \(run=\? AND key=\?\)"),
         ("due_runs", r"SEARCH runs USING INDEX runs_alarm \(alarm_ms>\? AND alarm_ms<\?\)"),
         ("due_records", r"SEARCH records USING INDEX records_alarm"),

@@ -23,6 +23,7 @@ from stellwerk.web import strict_json
 from stellwerk.web.answer import Answer, json_answer
 from stellwerk.web.call import Call
 from stellwerk.web.params import Param, show_cursor, text_param, whole_param
+from stellwerk.web.problem import HttpRefusal
 from stellwerk.web.routes import Route
 
 SUBMIT_BYTES_MAX = 16 * 1024 * 1024
@@ -148,9 +149,9 @@ class Runs:
     async def submit(self, call: Call) -> Answer:
         data = await call.body(SUBMIT_BYTES_MAX)
         if len(data) > SINGLE_BYTES_MAX and data.lstrip()[:1] != b"[":
-            raise Refused("a single run must be at most 1 MiB; only an array may be larger")
+            raise HttpRefusal(413, "a single run must be at most 1 MiB; only an array may be larger")
         wishes = strict_json.decode(_wishes, data)
-        idempotency = _idempotency(call.header(b"idempotency-key"), data)
+        idempotency = _idempotency(call.header(b"idempotency-key"), call.token.id, data)
         now_ms = self._kernel.env.now_ms()
         if isinstance(wishes, RunWish):
             new = new_run(wishes, "", self._settings, now_ms)
@@ -210,9 +211,10 @@ class Runs:
         return json_answer(WhyView(views, event_id))
 
 
-def _idempotency(key: str | None, data: bytes) -> Idempotency | None:
+def _idempotency(key: str | None, token: str, data: bytes) -> Idempotency | None:
     if key is None:
         return None
     if _VISIBLE.fullmatch(key) is None:
         raise Refused("the Idempotency-Key must be 1 to 255 visible ASCII characters", "Idempotency-Key")
-    return Idempotency(key, strict_json.digest(data))
+    # Each token has keys of its own: nobody is answered with what another asked for.
+    return Idempotency(f"{token}/{key}", strict_json.digest(data))

@@ -26,8 +26,8 @@ from stellwerk.core.batch import (
     rows_compared,
 )
 from stellwerk.core.event_ids import next_event_id
-from stellwerk.core.run import State
-from stellwerk.store.sqlite.claiming import Claiming, GateBook, keys_of
+from stellwerk.core.run import NO_QUEUE, State
+from stellwerk.store.sqlite.claiming import Claiming, GateBook, keys_of, running_keys, unpark
 from stellwerk.store.sqlite.journal import Head, write_events
 from stellwerk.store.sqlite.rows import SQL, decode_gates, encode_text
 from stellwerk.store.sqlite.sheet import Known, NotPlain, Sheet, merged_sheet, plain_sheet
@@ -36,7 +36,6 @@ from stellwerk.store.sqlite.writing import Mismatch, count_sheet, write_counts, 
 Problems = list[Conflict | AlreadyLive | None]
 
 _decode_before = msgspec.json.Decoder(list[tuple[str, str, int, int]]).decode
-_decode_numbers = msgspec.json.Decoder(list[int]).decode
 _decode_names = msgspec.json.Decoder(list[str]).decode
 _decode_pairs = msgspec.json.Decoder(list[tuple[str, str]]).decode
 _decode_triples = msgspec.json.Decoder(list[tuple[str, str, int]]).decode
@@ -120,6 +119,7 @@ class _Call:
         if claims:
             claiming = Claiming(self._connection, sheet, self._book, events, self._now_ms)
             found = [claiming.serve(claim) for claim in claims]
+            self._claimable |= claiming.claimable
             last = first + len(events) - 1 if events else self._head.last
             claimed = tuple([claiming.finish(one, last) for one in found])
         else:
@@ -145,34 +145,48 @@ class _Call:
     def _write_early(self, sheet: Sheet) -> Sheet:
         """Write the batches before the claims; answer a new sheet for what the claims will write."""
         connection = self._connection
-        freed = self._freed(sheet)
+        yielded: Counter[str] = Counter()
+        if self._book.limited or sheet.gates:  # gates that are yet to be written may be limits
+            yielded = self._yielded(sheet)
         write_sheet(connection, sheet, 0, hopeful=self._hopeful)
         count_sheet(sheet, self._counts)
         self._early = [sheet.added[run_id] for run_id in (*sheet.adds, *sheet.changes)]
         if sheet.gates:
             self._book = read_gates(connection)
-        for key in self._book.limited:
-            if freed[key] > 0:
-                self._unpark(key, freed[key])
+        concerned = [key for key in self._book.limited if yielded[key] > 0]
+        if concerned:
+            running = running_keys(connection)
+            for key in concerned:
+                if running[key] < self._book.limits[key]:
+                    self._unpark(key, yielded[key])
         return Sheet()
 
-    def _freed(self, sheet: Sheet) -> Counter[str]:
-        """How many running runs of each key leave `running` with this sheet."""
-        left = [sheet.added[run_id] for run_id, (run, _) in sheet.changes.items() if run.state is not State.RUNNING]
-        freed: Counter[str] = Counter()
-        for name, rows in (("running_specs", left), ("running_specs_by_id", list(sheet.drops))):
+    def _yielded(self, sheet: Sheet) -> Counter[str]:
+        """How many runs of each key were running or claimable before this sheet, and are neither after it."""
+        yielded = Counter(key for keys in sheet.gave_way.values() for key in keys)
+        readied: list[int] = []
+        others: list[int] = []
+        if self._hopeful:
+            for run_id, (run, _) in sheet.changes.items():
+                if run.state is State.READY and run.spec.queue != NO_QUEUE:
+                    readied.append(sheet.added[run_id])
+                elif run.state is not State.RUNNING:
+                    others.append(sheet.added[run_id])
+        drops = list(sheet.drops) if self._hopeful else sheet.unseen_drops
+        asked: list[tuple[str, Sequence[int | str]]] = [
+            ("running_specs", readied),
+            ("yielding_specs", others),
+            ("yielding_specs_by_id", drops),
+        ]
+        for name, rows in asked:
             if rows:
-                freed += keys_of(self._connection.execute(SQL[name], (encode_text(rows),)).fetchone()[0])
-        return freed
+                yielded += keys_of(self._connection.execute(SQL[name], (encode_text(rows),)).fetchone()[0])
+        return yielded
 
     def _unpark(self, key: str, limit: int) -> int:
-        """Make the best runs parked under a key claimable again; answer how many."""
-        rows, queues = self._connection.execute(SQL["best_parked"], (key, limit)).fetchone()
-        count = len(_decode_numbers(rows))
-        if count > 0:
-            self._connection.execute(SQL["unpark"], (rows,))
-            self._claimable.update(_decode_names(queues))
-        return count
+        unparked, queues = unpark(self._connection, key, limit)
+        self._claimable.update(queues)
+        return len(unparked)
 
 
 def read_gates(connection: sqlite3.Connection) -> GateBook:

@@ -27,12 +27,16 @@ PAGE_RUNS_MIN, PAGE_RUNS_MAX = 64, 1_024  # candidates read at once after the fi
 class GateBook:
     """All gates, as the single writer keeps them in memory."""
 
-    __slots__ = ("by_key", "gates", "limited")
+    __slots__ = ("by_key", "gates", "limited", "limits")
 
     def __init__(self, gates: Sequence[Gate]) -> None:
         self.gates = tuple(gates)
         self.by_key = by_key(gates)
-        self.limited = sorted({gate.key for gate in gates if gate.limit is not None})
+        self.limits: dict[str, int] = {}  # key → the lowest limit there
+        for gate in gates:
+            if gate.limit is not None:
+                self.limits[gate.key] = min(gate.limit, self.limits.get(gate.key, gate.limit))
+        self.limited = sorted(self.limits)
 
 
 class Found:
@@ -59,17 +63,27 @@ class Claiming:
         if book.limited:
             self._running = running_keys(connection)
         self._lines: dict[str, _Line] = {}
+        self._held: dict[str, tuple[Run, str | None]] = {}  # parked by the claim at hand, and the key
+        self.claimable: set[str] = set()
 
     def serve(self, claim: Claim) -> Found:
         """Start the best, park the held."""
         assert claim.queue != NO_QUEUE, "runs without a worker are never claimed"
         found = Found()
+        self._look(claim, found)
+        if self._book.limited and self._held and self._give_way():
+            # What was put aside for another gate made room for others.
+            found.more = True
+        self._held.clear()
+        return found
+
+    def _look(self, claim: Claim, found: Found) -> None:
         line = self._lines.get(claim.queue)
         if line is None:
             line = self._lines[claim.queue] = _Line(self._connection, self._sheet, claim.queue)
         if claim.only:
             self._decide_all(line.named(claim.only), claim, found)
-            return found
+            return
         while len(found.started) < claim.limit:
             if found.parked == ROWS_PER_BUNCH:
                 found.more = line.has_more()
@@ -81,7 +95,35 @@ class Claiming:
                 self._decide_all(runs, claim, found)
             else:
                 self._start_all(runs, claim, found)
-        return found
+
+    def _give_way(self) -> bool:
+        """Each run just parked brings back the best run of each limit that it was under and that has room.
+
+        Under a limit nothing of the batches is left on the sheet, so the database knows all that is parked.
+        """
+        self._write_parks()
+        limits = self._book.limits
+        carried = {key for run, _ in self._held.values() for key in run.spec.keys}
+        room = {key for key in carried if key in limits and self._running[key] < limits[key]}
+        has_unparked = False
+        for run_id in sorted(self._held):
+            for key in self._held[run_id][0].spec.keys:
+                if key in room and self._held[run_id][1] != key:
+                    unparked, queues = unpark(self._connection, key, 1)
+                    self.claimable |= queues
+                    has_unparked = has_unparked or bool(unparked)
+                    if not unparked:
+                        room.discard(key)  # nothing is parked there any more
+                    for other in unparked:
+                        if other in self._held:
+                            self._held[other] = (self._held[other][0], None)
+        return has_unparked
+
+    def _write_parks(self) -> None:
+        for key, rows in self._sheet.parks.items():
+            self._connection.execute(SQL["park"], (key, encode_text(rows)))
+        self._sheet.parks.clear()
+        self._lines.clear()  # what they have read is no longer so
 
     def finish(self, found: Found, last: int) -> Claimed:
         """The answer to a claim, once the last EventId of the call is known; its rows get their version."""
@@ -135,6 +177,7 @@ class Claiming:
 
     def _park(self, run: Run, key: str) -> None:
         sheet = self._sheet
+        self._held[run.id] = (run, key)
         if run.id in sheet.adds:
             sheet.adds[run.id] = run.with_(parked=key)
         elif run.id in sheet.changes:
@@ -235,6 +278,7 @@ class _Keys(Struct):
 
 
 _decode_keys = msgspec.json.Decoder(list[_Keys]).decode
+_decode_names = msgspec.json.Decoder(list[str]).decode
 _decode_places = msgspec.json.Decoder(list[tuple[str, str, int]]).decode
 
 
@@ -249,6 +293,15 @@ def keys_of(text: str) -> Counter[str]:
 def running_keys(connection: sqlite3.Connection) -> Counter[str]:
     """How many runs of each key are running."""
     return keys_of(connection.execute(SQL["all_running_specs"]).fetchone()[0])
+
+
+def unpark(connection: sqlite3.Connection, key: str, limit: int) -> tuple[list[str], set[str]]:
+    """Make the best runs parked under a key claimable again; answer them and their queues."""
+    rows, queues, run_ids = connection.execute(SQL["best_parked"], (key, limit)).fetchone()
+    unparked = _decode_names(run_ids)
+    if unparked:
+        connection.execute(SQL["unpark"], (rows,))
+    return unparked, set(_decode_names(queues))
 
 
 def read_bodies(connection: sqlite3.Connection, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], bytes]:

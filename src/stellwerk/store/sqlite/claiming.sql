@@ -19,9 +19,9 @@ SELECT :include(list) FROM (
 UPDATE runs SET parked = ? WHERE added IN (SELECT value FROM json_each(?))
 
 -- name: best_parked
--- The best runs parked under a key, and their queues.
-SELECT json_group_array(added), json_group_array(DISTINCT queue) FROM (
-    SELECT added, queue FROM runs WHERE parked = ? ORDER BY priority DESC, created_ms, id LIMIT ?)
+-- The best runs parked under a key, their queues and their ids.
+SELECT json_group_array(added), json_group_array(DISTINCT queue), json_group_array(id) FROM (
+    SELECT added, queue, id FROM runs WHERE parked = ? ORDER BY priority DESC, created_ms, id LIMIT ?)
 
 -- name: unpark
 -- They are claimable again.

@@ -75,7 +75,11 @@ def runs_by_id(connection: sqlite3.Connection, run_ids: Sequence[str]) -> dict[s
 def _waiting_children(connection: sqlite3.Connection, facts: Facts) -> dict[str, tuple[Child, ...]]:
     if not facts.children_of:
         return {}
-    values = {"parents": encode_text(facts.children_of), "most": facts.children_max + 1}
+    values = {
+        "parents": encode_text(facts.children_of),
+        "after": facts.children_after,
+        "most": facts.children_max + 1,
+    }
     edges = dict(_decode_edges(connection.execute(SQL["waiting_children"], values).fetchone()[0]))
     runs = runs_by_id(connection, list({child for found in edges.values() for child, _ in found}))
     return {

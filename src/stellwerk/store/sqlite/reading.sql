@@ -15,7 +15,7 @@ SELECT :include(list) FROM (
 SELECT json_group_array(json_array(p.value, json((
     SELECT json_group_array(json_array(child, "when")) FROM (
         SELECT e.child, e."when" FROM edges AS e CROSS JOIN runs AS r ON r.id = e.child
-        WHERE e.parent = p.value AND r.state = 'waiting' ORDER BY e.child LIMIT :most)))))
+        WHERE e.parent = p.value AND e.child > :after AND r.state = 'waiting' ORDER BY e.child LIMIT :most)))))
 FROM json_each(:parents) AS p
 
 -- name: records_by_key

@@ -33,7 +33,7 @@ class Sheet:
 
     __slots__ = (
         "added", "adds", "before", "bodies", "changes", "claimable", "drops", "edges", "event_ids", "events",
-        "gates", "parks", "records", "records_gone", "stale", "unparks",
+        "gates", "gave_way", "parks", "records", "records_gone", "stale", "unparks", "unseen_drops",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -54,6 +54,9 @@ class Sheet:
         self.before: Counter[tuple[str, str]] = Counter()  # (queue, state)
         self.stale: Counter[str] = Counter()  # queue → claimable in the database, but not as it stands there
         self.claimable: set[str] = set()
+        # Only of batches that were compared; else the database is asked, where a limit makes it matter.
+        self.gave_way: dict[str, tuple[str, ...]] = {}  # runs that were running or claimable, and their keys
+        self.unseen_drops: list[str] = []  # dropped without having been changed in the same call
 
     def ready_in(self, queue: str) -> list[Run]:
         """Runs of this sheet that a claim may take, best first."""
@@ -167,26 +170,37 @@ def _note_adds(sheet: Sheet, batch: Batch) -> None:
 def _merge_change(sheet: Sheet, run: Run, known: dict[str, Known]) -> None:
     before = sheet.adds.get(run.id)
     if before is not None:
-        was_ready = before.state is State.READY
+        was_ready, was_running = before.state is State.READY, before.state is State.RUNNING
         sheet.adds[run.id] = run
     elif run.id in sheet.changes:
         before, base = sheet.changes[run.id]
-        was_ready = before.state is State.READY
+        was_ready, was_running = before.state is State.READY, before.state is State.RUNNING
         sheet.changes[run.id] = (run, base)
     else:
         row = known[run.id]
-        was_ready = row.state == "ready" and row.parked is None
+        was_ready, was_running = row.state == "ready" and row.parked is None, row.state == "running"
         sheet.changes[run.id] = (run, row.version)
         sheet.added[run.id] = row.added
-    if run.state is State.READY and not was_ready and run.spec.queue != NO_QUEUE:
-        sheet.claimable.add(run.spec.queue)
+    if was_ready or was_running:
+        sheet.gave_way[run.id] = run.spec.keys
+    if run.state is State.RUNNING:
+        sheet.gave_way.pop(run.id, None)
+    elif run.state is State.READY and run.spec.queue != NO_QUEUE:
+        if was_ready:
+            sheet.gave_way.pop(run.id, None)
+        else:
+            sheet.claimable.add(run.spec.queue)
 
 
 def _merge_drop(sheet: Sheet, run_id: str, known: dict[str, Known]) -> None:
-    added = sheet.adds.pop(run_id, None)
-    if added is None:
-        sheet.changes.pop(run_id, None)
+    run = sheet.adds.pop(run_id, None)
+    if run is None:
+        run, _ = sheet.changes.pop(run_id, (None, 0))
         sheet.drops[run_id] = known[run_id].version
+        if run is None:
+            sheet.unseen_drops.append(run_id)
+    if run is not None and run.state in (State.READY, State.RUNNING):
+        sheet.gave_way[run_id] = run.spec.keys
     for place in [place for place in sheet.bodies if place[0] == run_id]:
         del sheet.bodies[place]
     for edge in [edge for edge in sheet.edges if run_id in edge]:

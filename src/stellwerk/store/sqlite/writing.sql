@@ -66,11 +66,17 @@ SELECT '[' || coalesce(group_concat(r.spec), '') || ']'
 FROM json_each(?) AS j CROSS JOIN runs AS r ON r.added = j.value
 WHERE r.state = 'running'
 
--- name: running_specs_by_id
--- The same for runs that go: they may have ended in this very call.
+-- name: yielding_specs
+-- The specs of those of these runs that are running or claimable.
+SELECT '[' || coalesce(group_concat(r.spec), '') || ']'
+FROM json_each(?) AS j CROSS JOIN runs AS r ON r.added = j.value
+WHERE r.state = 'running' OR (r.state = 'ready' AND r.parked IS NULL)
+
+-- name: yielding_specs_by_id
+-- The same for runs that go.
 SELECT '[' || coalesce(group_concat(r.spec), '') || ']'
 FROM json_each(?) AS j CROSS JOIN runs AS r ON r.id = j.value
-WHERE r.state = 'running'
+WHERE r.state = 'running' OR (r.state = 'ready' AND r.parked IS NULL)
 
 -- name: update_runs
 -- Rows that get the same new head.
