@@ -23,7 +23,7 @@ async def test_a_run_longer_than_its_lease_is_not_started_twice(tmp_path: Path, 
         begun = {run_id: (await rig.running(run_id)).alarm_ms or 0 for run_id in ids}
 
         async def prolonged() -> None:
-            while any(((await rig.row(run_id)).alarm_ms or 0) < begun[run_id] + 1_500 for run_id in ids):
+            while any([((await rig.row(run_id)).alarm_ms or 0) < begun[run_id] + 1_500 for run_id in ids]):
                 await asyncio.sleep(0.05)
 
         await within(prolonged(), "the leases are prolonged")

@@ -7,6 +7,7 @@ one that must catch it.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from bisect import bisect_right
 from collections import Counter
@@ -45,7 +46,7 @@ from stellwerk.store.memory import MemoryStore
 from tests.conformance.fold import difference, fold
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.world import SimHost, World
 
 IDS_RISE = "EventIds rise strictly"
 FOLLOWED = "a follower sees every event once, in order, or is told that it is torn"
@@ -74,6 +75,7 @@ TASKS_LIVE = "the parts of a living host are alive"
 # another gate of the same key still holds, one that this gate exempts is not reached. False, once it has a cursor.
 EXEMPT_RUNS_STAY_PARKED = True
 
+LASTING_TASKS = {"committer", "ticker", "listener", "worker-report"}
 CRASHES_FORGIVEN = 3
 HELD_FOR_MS = 100  # so long before a rescue the attempt must have been in the rescuer's own hands to be called theft
 QUIET_MS = 5_000  # so long after its moment nobody may still have looked
@@ -645,11 +647,19 @@ def _check_parts(world: World) -> None:
             raise Violation(FREE, f"{host.name} holds {worker.running} runs, and nothing is running")
         if any(executor.busy for executor in host.executors):
             raise Violation(FREE, f"an executor of {host.name} is busy, and nothing is running")
-        parts: Any = (host.kernel.committer, host.ticker, host.host)
-        tasks = [parts[0]._pump, parts[1]._ticking, parts[2]._listening, *worker._tasks]
-        for task in tasks:
-            if task is None or task.done():
-                raise Violation(TASKS_LIVE, f"{host.name}: {task!r}")
+        alive = {task.get_name() for task in _tasks_of(host) if not task.done()}
+        if not alive >= LASTING_TASKS:
+            raise Violation(TASKS_LIVE, f"{host.name} has lost {sorted(LASTING_TASKS - alive)}")
+
+
+def _tasks_of(host: SimHost) -> list[asyncio.Task[Any]]:
+    """The asyncio tasks that the parts of a host hold on to."""
+    found: list[asyncio.Task[Any]] = []
+    for part in (host.kernel.committer, host.ticker, host.host, host.worker):
+        for value in vars(part).values():
+            several = value if isinstance(value, list) else [value]
+            found.extend(one for one in several if isinstance(one, asyncio.Task))
+    return found
 
 
 def _check_troubles(world: World) -> None:

@@ -267,7 +267,7 @@ class Worker:
     def _not_started(self, line: _Line, attempts: Sequence[Attempt], error: Exception) -> None:
         """An executor that raises has a bug: nobody knows which of these have begun."""
         for attempt in attempts:
-            held = self._held[attempt.run_id]
+            held = self._held[attempt.run_id, attempt.number]
             line.active -= 1
             line.commands -= _kind(held.run) == "command"
             self._end(held, Lost(f"its executor failed: {error}"))

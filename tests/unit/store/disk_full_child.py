@@ -1,7 +1,7 @@
 """The host of test_sqlite_disk_full: fills a disk that is really too small, and tells what it saw as JSON.
 
-    disk_full_child.py tmpfs FOLDER    in a mount namespace of its own: a small disk in memory
-    disk_full_child.py limit FOLDER    a limit on the size of files: for systems that let nobody mount
+disk_full_child.py tmpfs FOLDER    in a mount namespace of its own: a small disk in memory
+disk_full_child.py limit FOLDER    a limit on the size of files: for systems that let nobody mount
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from stellwerk.core.run import State
 from stellwerk.store.memory import MemoryStore
 from stellwerk.store.open_store import open_store
 from stellwerk.store.sql_file import Bulk, parse_statements
+from stellwerk.store.sqlite.identity import read_mark
 from stellwerk.store.sqlite.opening import NETWORK_FILE_SYSTEMS, connect_writer, file_system_of, read_version
 from stellwerk.store.sqlite.store import SqliteStore
 from tests.builders import NOW_MS, an_add, claim, do, row
@@ -243,6 +244,17 @@ async def test_an_older_copy_is_foreign(tmp_path: Path) -> None:
     await restored.close()
 
 
+async def test_an_older_copy_is_foreign_also_after_a_crash(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    await store.apply([an_add("a")], [], NOW_MS)
+    later_ms = NOW_MS + 11_000
+    applied = await store.apply([an_add("b")], [], later_ms)
+    mark = read_mark(tmp_path)  # as a killed host leaves it
+    await store.close()
+    assert mark is not None
+    assert mark.last == applied.first_event_id + len(applied.events) - 1
+
+
 async def test_a_database_that_vanished_is_foreign_and_stays_so(tmp_path: Path) -> None:
     await (await opened(tmp_path)).close()
     (tmp_path / "stellwerk.db").unlink()
@@ -268,9 +280,7 @@ async def test_an_adopted_store_is_ours_again_and_its_followers_are_torn(tmp_pat
     assert restored.foreign() is None
     found = await restored.read_journal(after=last, limit=10)
     assert found.forgotten > last, "who has seen the last event of the lost future must not be served"
-    assert [stamped.event for stamped in found.events] == [
-        StoreAdopted("store", "ada", NOW_MS, await restored.epoch())
-    ]
+    assert [stamped.event for stamped in found.events] == [StoreAdopted("store", "ada", NOW_MS, await restored.epoch())]
     await do(restored, an_add("c"))
     await restored.close()
     again = await opened(tmp_path / "one")

@@ -15,17 +15,18 @@ import msgspec
 
 from stellwerk.core.batch import Applied, Batch, Claim
 from stellwerk.core.errors import BrokenStore, StellwerkError, Unavailable
-from stellwerk.core.event_ids import next_event_id
+from stellwerk.core.event_ids import EVENTS_PER_MS, next_event_id
 from stellwerk.core.events import StoreAdopted
 from stellwerk.core.logs import Appended, Fenced, LogChunk
 from stellwerk.core.queries import LeaseRef, Retention
 from stellwerk.store.sqlite import journal, log_lines
 from stellwerk.store.sqlite.applying import apply_call, read_gates
 from stellwerk.store.sqlite.ballast import Ballast
-from stellwerk.store.sqlite.identity import Mark
+from stellwerk.store.sqlite.identity import Mark, write_mark
 from stellwerk.store.sqlite.rows import SQL, encode_text
 
 WAL_BYTES_MAX = 64 * 1024 * 1024  # beyond that the writer waits for readers and starts the WAL afresh
+MARK_EVERY_IDS = 10_000 * EVENTS_PER_MS  # EventIds tell the time: ten seconds in which something happened
 WAL_LOOK_CALLS = 256  # how often the size is looked at
 
 _FULL = {sqlite3.SQLITE_FULL}
@@ -59,6 +60,7 @@ class Session:
         self.book = read_gates(connection)
         self.epoch: str = connection.execute(SQL["get_meta"], ("epoch",)).fetchone()[0]
         self.foreign: str | None = None
+        self._marked = self.head.last
 
     # -- transactions -------------------------------------------------------------------------------------------------
 
@@ -74,6 +76,8 @@ class Session:
             failure = Failure(self._recover(error))
             return [failure for _ in works]
         self._calls += 1
+        if self.head.last - self._marked > MARK_EVERY_IDS:
+            self._mark()
         if self._calls % WAL_LOOK_CALLS == 0:
             self._look_after_wal()
         if self._has_trimmed:
@@ -106,6 +110,15 @@ class Session:
             self._ballast.throw_off()
             self._checkpoint()
         return explain(error, self._database)
+
+    def _mark(self) -> None:
+        """Note how far the store has come, so that an older copy put in its place is noticed also after a crash."""
+        self._marked = self.head.last
+        if self.foreign is None:
+            try:
+                write_mark(self._database.parent, Mark(self.epoch, self.head.last))
+            except OSError:
+                pass  # the next one is soon
 
     def _look_after_wal(self) -> None:
         """SQLite copies the WAL back by itself; only readers that overlap without end could let it grow."""

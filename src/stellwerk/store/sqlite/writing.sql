@@ -9,28 +9,33 @@ VALUES :rows(11)
 
 -- name: insert_live
 -- New runs with a live key.
-INSERT OR IGNORE INTO runs (added, id, version, state, queue, scope, name, priority, created_ms, changed, spec, live_key)
+INSERT OR IGNORE INTO runs (added, id, version, state, queue, scope, name, priority, created_ms, changed, spec,
+    live_key)
 VALUES :rows(12)
 
 -- name: insert_due
 -- New runs that wait for their moment.
-INSERT OR IGNORE INTO runs (added, id, version, state, queue, scope, name, priority, created_ms, changed, spec, due_ms, alarm_ms)
+INSERT OR IGNORE INTO runs (added, id, version, state, queue, scope, name, priority, created_ms, changed, spec,
+    due_ms, alarm_ms)
 VALUES :rows(13)
 
 -- name: insert_started
 -- New runs that were claimed in the same call.
-INSERT OR IGNORE INTO runs (added, id, version, state, queue, scope, name, priority, created_ms, changed, spec, attempt, alarm_ms, worker, started_ms)
+INSERT OR IGNORE INTO runs (added, id, version, state, queue, scope, name, priority, created_ms, changed, spec,
+    attempt, alarm_ms, worker, started_ms)
 VALUES :rows(15)
 
 -- name: insert_started_live
 -- New runs with a live key that were claimed in the same call.
-INSERT OR IGNORE INTO runs (added, id, version, state, queue, scope, name, priority, created_ms, changed, spec, attempt, alarm_ms, worker, started_ms,
+INSERT OR IGNORE INTO runs (added, id, version, state, queue, scope, name, priority, created_ms, changed, spec,
+    attempt, alarm_ms, worker, started_ms,
     live_key)
 VALUES :rows(16)
 
 -- name: insert_whole
 -- New runs of which any column may be set.
-INSERT OR IGNORE INTO runs (added, id, version, state, queue, scope, name, priority, created_ms, changed, spec, due_ms, alarm_ms, live_key, worker,
+INSERT OR IGNORE INTO runs (added, id, version, state, queue, scope, name, priority, created_ms, changed, spec,
+    due_ms, alarm_ms, live_key, worker,
     started_ms, ended_ms, reason, error, exit_code, parked, result, attempt, tries, crashes, waits_for, has_children,
     stop_asked)
 VALUES :rows(28)
