@@ -14,12 +14,19 @@ import pstats
 import threading
 import time
 from collections import defaultdict
+from typing import Any
+
+import msgspec
 
 from bench.bare import cycles_per_second
 from bench.figures import noop, say, scratch_folder, scratch_host, until_succeeded
-from stellwerk.assemble import Parts
+from stellwerk.assemble import Parts, admin_token
+from stellwerk.core.gates import Gate
+from stellwerk.core.names import EVERYTHING
 from stellwerk.core.run import PythonCall
+from stellwerk.doors.native.door import native_routes
 from stellwerk.kernel.submit import NewRun
+from stellwerk.web.app import build_app
 
 RUNS = 20_000
 BULK = 1_000
@@ -47,18 +54,17 @@ async def _cycles(isolation: str, computing: bool) -> None:
             await parts.kernel.submit([NewRun("bench", "compute", action)], "bench")
             await asyncio.sleep(0.2)
         threads = _thread_clocks()
-        started, cpu = time.perf_counter(), _cpu_s(threads)
+        cpu = _cpu_s(threads)
         profile = None if computing else cProfile.Profile(time.thread_time)
         rate = await _run(parts, isolation)
         spent = {name: (now - cpu.get(name, 0.0)) / RUNS * 1e6 for name, now in _cpu_s(threads).items()}
         children_us = _children_cpu_s() / RUNS * 1e6
-        del started
         name = f"{isolation}{' + computing function' if computing else ''}"
         target = 4 if computing else 8
         say(name, f"{rate:,.0f} runs/s = {rate / bare:.1f} x bare ({bare:,.0f}; wanted {target})")
         if profile is not None:
             shares = await _shares(parts, isolation, profile)
-            _say_parts(spent, shares, children_us)
+            _say_parts(spent, shares, children_us, await _http_us(parts))
 
 
 async def _run(parts: Parts, isolation: str, runs: int = RUNS) -> float:
@@ -133,7 +139,49 @@ def _part(file: str) -> str:
     return "asyncio and rest"
 
 
-def _say_parts(spent: dict[str, float], shares: dict[str, float], children_us: float) -> None:
+async def _http_us(parts: Parts) -> float:
+    """What a bulk post of 1,000 runs costs on top of the same submit without HTTP, a run."""
+    await parts.kernel.shut(Gate(EVERYTHING, "pause"))
+    routes = native_routes(parts.kernel, parts.tokens, parts.settings, parts.health, asyncio.Event())
+    app = build_app(routes, parts.tokens, parts.settings.server)
+    token = parts.settings.admin_token or admin_token(parts.settings.data)
+    wish = {"scope": "bench", "name": "noop", "action": {"type": "python", "function": "bench_actions:noop"}}
+    body = msgspec.json.encode([wish] * BULK)
+    headers = {"host": "localhost", "authorization": f"Bearer {token}", "content-type": "application/json"}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/api/runs",
+        "raw_path": b"/api/runs",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
+    spent_s = [0.0, 0.0]
+    for _ in range(5):
+        started = time.thread_time()
+        await _post(app, scope, body)
+        spent_s[0] += time.thread_time() - started
+        started = time.thread_time()
+        await parts.kernel.submit([noop("process")] * BULK, "bench")
+        spent_s[1] += time.thread_time() - started
+    return (spent_s[0] - spent_s[1]) / (5 * BULK) * 1e6
+
+
+async def _post(app: Any, scope: dict[str, Any], body: bytes) -> None:
+    status = 0
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(piece: Any) -> None:
+        nonlocal status
+        status = piece.get("status", status)
+
+    await app(dict(scope), receive, send)
+    assert status == 201, status
+
+
+def _say_parts(spent: dict[str, float], shares: dict[str, float], children_us: float, http_us: float) -> None:
     loop_us = spent.pop("MainThread", 0.0)
     writer_us = sum(value for name, value in spent.items() if "writer" in name)
     slots_us = sum(value for name, value in spent.items() if "writer" not in name)
@@ -141,7 +189,7 @@ def _say_parts(spent: dict[str, float], shares: dict[str, float], children_us: f
     say(
         "  CPU us a run",
         f"loop {loop_us:.1f} ({loop}), SQLite writer {writer_us:.1f}, slots {slots_us:.1f}, "
-        f"children {children_us:.1f}; HTTP: see bench.http",
+        f"children {children_us:.1f}; HTTP on top, in bulk: {http_us:.1f}",
     )
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
-from stellwerk.assemble import SWITCH_INTERVAL_S, Parts
+from stellwerk.assemble import ADMIN_TOKEN_FILE, SWITCH_INTERVAL_S, Parts
 from stellwerk.core.run import Action, PythonCall, State
 from stellwerk.kernel.settings import Settings, WorkerSettings
 from stellwerk.kernel.submit import NewRun
@@ -50,6 +52,20 @@ def scratch_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def host_process(folder: Path) -> Iterator[tuple[int, str]]:
+    """A real host over the folder: its port and its admin token."""
+    command = [sys.executable, "-m", "stellwerk", "up", "--data", str(folder / "data"), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=folder) as host:
+        try:
+            assert host.stdout is not None
+            found = re.search(r":(\d+) ", host.stdout.readline())
+            assert found is not None
+            yield int(found[1]), (folder / "data" / ADMIN_TOKEN_FILE).read_text().strip()
+        finally:
+            host.terminate()
 
 
 def noop(isolation: str) -> NewRun:

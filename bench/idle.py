@@ -35,7 +35,7 @@ async def main() -> None:
             woken = sum(map(_wakeups, family)) - switches
             say(
                 "idle host",
-                f"CPU {share * 100:.2f} % of a core (wanted under 1), {woken} wake-ups of any thread in {elapsed:.0f} s, "
+                f"CPU {share * 100:.2f} % of a core (wanted under 1), {woken} wake-ups in {elapsed:.0f} s, "
                 f"memory {_rss_mb(host.pid):.0f} MB (wanted under 90), with keeper, guard and warm children "
                 f"{sum(map(_rss_mb, family)):.0f} MB",
             )

@@ -78,7 +78,8 @@ class Api:
     ) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
-            response = self.open(connection, method, path, body, headers, query)
+            self._send(connection, method, path, body, headers, query)
+            response = connection.getresponse()
             content = response.read()
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(f"{method} {path}: {error!r}") from error
@@ -88,7 +89,7 @@ class Api:
         is_json = told.get("content-type", "").startswith("application/json")
         return Answer(response.status, told, json.loads(content) if is_json else content)
 
-    def open(
+    def _send(
         self,
         connection: http.client.HTTPConnection,
         method: str,
@@ -96,14 +97,19 @@ class Api:
         body: object,
         headers: Mapping[str, str] | None,
         query: Mapping[str, object],
-    ) -> http.client.HTTPResponse:
+    ) -> None:
         sent = {"Content-Type": "application/json"} if body is not None else {}
         if self.token is not None:
             sent["Authorization"] = f"Bearer {self.token}"
         data = None if body is None else json.dumps(body).encode()
         place = path + ("?" + urlencode(query) if query else "")
         connection.request(method, place, data, {**sent, **(headers or {})})
-        return connection.getresponse()
+
+    def begin(self, path: str, accept: str = "application/json", **query: Any) -> http.client.HTTPConnection:
+        """Send a request whose answer is read later, by `getresponse`."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        self._send(connection, "GET", path, None, {"Accept": accept}, query)
+        return connection
 
     def get(self, path: str, **query: Any) -> Any:
         answer = self.ask("GET", path, **query)
@@ -149,22 +155,11 @@ class Api:
                 return found
             after = page["last_event_id"]
 
-    def follow(self, path: str, **query: object) -> list[tuple[str, Any]]:
-        """A stream of server-sent events until it ends in order: (name, data)."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
-        try:
-            response = self.open(connection, "GET", path, None, {"Accept": "text/event-stream"}, query)
-            assert response.status == 200, response.status
-            return list(parse_stream(response))
-        finally:
-            connection.close()
 
-
-def parse_stream(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
-    """Server-sent events out of the lines of an answer."""
+def parse_stream(content: bytes) -> Iterator[tuple[str, Any]]:
+    """Server-sent events, as (name, data), out of a whole answer."""
     name, data = "", ""
-    for raw in lines:
-        line = raw.decode().rstrip("\n")
+    for line in content.decode().split("\n"):
         if line.startswith("event: "):
             name = line.removeprefix("event: ")
         elif line.startswith("data: "):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from datetime import UTC, datetime
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.execution.survivors import alive, new_token
 
 pytestmark = pytest.mark.crash
 
-SETTINGS = "workers: {default: 4, lease: 1s, drain: 5s, kill_grace: 1s}\n"
+SETTINGS = "workers: {default: 4, lease: 4s, drain: 5s, kill_grace: 1s}\n"
 # The first attempt sleeps for ever, with an escaped child; later ones end at once. $0 is the token.
 SCRIPT = """
 [ "$STELLWERK_ATTEMPT" = 1 ] || exit 0
@@ -42,6 +43,10 @@ def test_a_frozen_host_loses_its_attempts_and_its_trees(new_host: MakeHost) -> N
     for run_id in runs:
         api.wait_line(run_id, "up")
     wait_for(lambda: len(alive(token)) >= 3, "the trees to be complete")
+    # By heartbeats alone: the leases that they began with are over.
+    begun = api.events(type="RunStarted")
+    wait_for(lambda: all(is_past(event["lease_until"]) for event in begun), "the first leases to run out")
+    assert {api.run(run_id)["attempt"] for run_id in runs} == {1}
 
     host.signal(signal.SIGSTOP)
     # Seen from outside: the host cannot have done it.
@@ -66,3 +71,7 @@ def test_a_frozen_host_loses_its_attempts_and_its_trees(new_host: MakeHost) -> N
     assert not alive(token)
     assert api.get("/health")["state"] == "ok"
     assert host.stop() == 0
+
+
+def is_past(moment: str) -> bool:
+    return datetime.fromisoformat(moment) < datetime.now(UTC)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import socket
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.crash.conftest import MakeHost
-from tests.crash.host_process import Api, Background, HostProcess, clean_environment, wait_for
+from tests.crash.host_process import Api, HostProcess, clean_environment, parse_stream
 from tests.execution.survivors import alive, new_token
 
 pytestmark = pytest.mark.crash
@@ -99,30 +100,28 @@ def test_who_waits_is_answered_when_the_host_stops(new_host: MakeHost) -> None:
     run_id = api.submit(shell(UNTIL_TOLD))
     api.wait_line(run_id, "up")
     after = api.get("/api/counts")["event_id"]
-    polls = [
-        Background(lambda: api.get("/api/events", after=after, timeout=600)),
-        Background(lambda: api.get(f"/api/runs/{run_id}/logs", after=1, timeout=600)),
+    logs, stream = f"/api/runs/{run_id}/logs", "text/event-stream"
+    waiting = [
+        api.begin("/api/events", after=after, timeout=600),
+        api.begin(logs, after=1, timeout=600),
+        api.begin("/api/events", stream, after=after),
+        api.begin(logs, stream, after=1),
     ]
-    streams = [
-        Background(lambda: api.follow("/api/events", after=after)),
-        Background(lambda: api.follow(f"/api/runs/{run_id}/logs", after=1)),
-    ]
-    wait_for(lambda: connections(host.port) >= 4, "all four to wait")
+    for _ in range(3):
+        api.get("/health")  # what was sent before has been read by now
     host.signal(signal.SIGTERM)
     # All are answered while the run still holds the host up: it is not its end that answers them.
-    assert polls[0].result() == {"type": "Empty", "last_event_id": after}
-    assert polls[1].result()["lines"] == []
-    assert [stream.result() for stream in streams] == [[], []]
+    answers = [connection.getresponse() for connection in waiting]
+    assert [answer.status for answer in answers] == [200] * 4
+    assert json.loads(answers[0].read()) == {"type": "Empty", "last_event_id": after}
+    assert json.loads(answers[1].read())["lines"] == []
+    # A stream that is cut off would raise: these end in order.
+    assert [list(parse_stream(answer.read())) for answer in answers[2:]] == [[], []]
     assert host.running.poll() is None
+    for connection in waiting:
+        connection.close()
     (host.folder / "go").touch()
     assert host.wait() == 0
-
-
-def connections(port: int) -> int:
-    """Established connections to a port of this machine, as the kernel counts them."""
-    with open("/proc/net/tcp") as file:
-        rows = [line.split() for line in file.readlines()[1:]]
-    return sum(1 for row in rows if row[1] == f"0100007F:{port:04X}" and row[3] == "01")
 
 
 # -- refused starts -----------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from stellwerk.store.sqlite.store import SqliteStore
 DEADLINE_S = 60.0  # only a test that fails waits so long
 SLOTS = 4
 ACTOR = "tester"
+ENDS = frozenset({"RunSucceeded", "RunFailed", "RunCancelled", "RunSettled"})
 
 # The module `work`, which lies in the folder of the config file.
 WORK = '''
@@ -101,9 +102,7 @@ def settings_in(folder: Path, **workers: Any) -> Settings:
     config = folder / "config"
     config.mkdir(exist_ok=True)
     (config / "work.py").write_text(WORK)
-    return Settings(
-        folder=config, data=folder / "data", workers=WorkerSettings(slots={"default": slots}, **workers)
-    )
+    return Settings(folder=config, data=folder / "data", workers=WorkerSettings(slots={"default": slots}, **workers))
 
 
 class Rig:
@@ -210,23 +209,29 @@ class Rig:
 
     async def ends_of(self, run_ids: Sequence[str]) -> list[Run]:
         """The rows of many runs, when all have ended."""
-        left = set(run_ids)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + DEADLINE_S
-        rows: dict[str, Run] = {}
         after = (await self.store.count()).event_id
+        rows = await self._rows(run_ids)
+        left = {run_id for run_id, run in rows.items() if run.state not in FINAL}
         while left:
-            for page in _pages(sorted(left)):
-                found = (await self.store.load(Facts(runs=page))).runs
-                rows.update((run_id, run) for run_id, run in found.items() if run.state in FINAL)
-            left -= rows.keys()
             left_s = deadline - loop.time()
-            if left and left_s <= 0:
-                pytest.fail(f"{len(left)} of {len(run_ids)} runs have not ended after {DEADLINE_S} s: {sorted(left)[:3]}")
-            if left:
-                answer = await self.kernel.feed.wait_after(after, limit=10_000, timeout_s=left_s)
-                after = answer.last
+            if left_s <= 0:
+                pytest.fail(
+                    f"{len(left)} of {len(run_ids)} runs have not ended within {DEADLINE_S} s: {sorted(left)[:3]}"
+                )
+            answer = await self.kernel.feed.wait_after(after, Filter(types=ENDS), limit=10_000, timeout_s=left_s)
+            after = answer.last
+            if isinstance(answer, NonEmpty):
+                left.difference_update(getattr(stamped.event, "run", "") for stamped in answer.events)
+        rows = await self._rows(run_ids)
         return [rows[run_id] for run_id in run_ids]
+
+    async def _rows(self, run_ids: Sequence[str]) -> dict[str, Run]:
+        rows: dict[str, Run] = {}
+        for place in range(0, len(run_ids), 1_000):
+            rows.update((await self.store.load(Facts(runs=tuple(run_ids[place : place + 1_000])))).runs)
+        return rows
 
     async def state_of(self, run_id: str, state: State) -> Run:
         return await self.until(run_id, lambda run: run.state is state, state)
@@ -274,10 +279,6 @@ class Rig:
             if left_s <= 0:
                 pytest.fail(f"{live} runs have not ended after {DEADLINE_S} s: {counts.states}")
             await self.kernel.feed.wait_after(counts.event_id, timeout_s=left_s)
-
-
-def _pages(ids: Sequence[str]) -> list[tuple[str, ...]]:
-    return [tuple(ids[place : place + 1_000]) for place in range(0, len(ids), 1_000)]
 
 
 @asynccontextmanager

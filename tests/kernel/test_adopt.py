@@ -83,7 +83,9 @@ async def test_an_adopted_store_goes_on_and_who_followed_before_is_torn(tmp_path
         assert (await rig.run(a_run())).state is State.SUCCEEDED
 
 
-async def test_a_store_in_the_middle_of_work_is_claimed_from_as_soon_as_it_is_adopted(tmp_path: Path, latch: Latch) -> None:
+async def test_a_store_in_the_middle_of_work_is_claimed_from_as_soon_as_it_is_adopted(
+    tmp_path: Path, latch: Latch
+) -> None:
     settings = settings_in(tmp_path)
     async with host(settings) as rig:
         (later,) = await rig.submit(a_run(due_ms=rig.parts.env.now_ms() + 50))

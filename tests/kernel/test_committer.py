@@ -85,7 +85,9 @@ async def test_an_idle_host_asks_its_store_nothing(met: Rig, meddler: Meddler) -
     assert met.parts.host.ticker.looks == looks
 
 
-async def test_a_bad_batch_does_not_spoil_its_neighbours(met: Rig, meddler: Meddler, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bad_batch_does_not_spoil_its_neighbours(
+    met: Rig, meddler: Meddler, caplog: pytest.LogCaptureFixture
+) -> None:
     (warm,) = await met.submit(a_run())
     await met.end_of(warm)
 
@@ -265,7 +267,9 @@ async def test_after_close_a_commit_is_refused(tmp_path: Path) -> None:
         await rig.kernel.submit([a_run()], ACTOR)
 
 
-async def test_what_was_gathered_before_the_close_is_still_committed(met: Rig, meddler: Meddler, tmp_path: Path) -> None:
+async def test_what_was_gathered_before_the_close_is_still_committed(
+    met: Rig, meddler: Meddler, tmp_path: Path
+) -> None:
     dam = Dam(meddler)
     tasks = [asyncio.create_task(met.submit(a_run(Nothing()))) for _ in range(5)]
     await dam.reached.wait()

@@ -72,7 +72,8 @@ async def test_a_hurry_skips_the_wait(tmp_path: Path, latch: Latch) -> None:
 async def test_a_command_that_ignores_the_term_is_ended_all_the_same(tmp_path: Path) -> None:
     rig = await _opened(tmp_path, drain_ms=0, kill_grace_ms=100)
     pid = tmp_path / "pid"
-    (run_id,) = await rig.submit(a_script(f"trap '' TERM; echo $$ > {pid}.new; mv {pid}.new {pid}; while :; do sleep 1; done"))
+    script = f"trap '' TERM; echo $$ > {pid}.new; mv {pid}.new {pid}; while :; do sleep 1; done"
+    (run_id,) = await rig.submit(a_script(script))
 
     async def begun() -> None:
         while not pid.exists():

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stellwerk.core.errors import NotFound
 from stellwerk.core.events import GateOpened, RunStarted
+from stellwerk.core.gates import Gate
 from stellwerk.core.run import State
-from tests.kernel.rig import ACTOR, Latch, Rig, a_call, a_run, host, settings_in
+from tests.kernel.rig import ACTOR, Latch, Rig, a_call, a_run, host, settings_in, within
 
 ENDS = ("RunSucceeded", "RunFailed", "RunCancelled", "RunPostponed")
 
@@ -51,7 +54,7 @@ async def test_what_was_paused_comes_back_in_order_of_priority(one_slot: Rig) ->
 async def test_more_paused_runs_than_a_bunch_all_come_back_in_order(tmp_path: Path) -> None:
     async with host(settings_in(tmp_path, slots=1)) as rig:
         await rig.shut("scope:shop")
-        ids = await rig.submit(*[a_call("nothing", isolation="thread") for _ in range(2_300)])
+        ids = await rig.submit(*[a_call("nothing", isolation="thread") for _ in range(1_100)])
         ids += await rig.submit(a_call("nothing", isolation="thread", priority=900))
         await _parked(rig, ids)
         (neighbour,) = await rig.submit(a_run(scope="other"))
@@ -72,12 +75,12 @@ async def test_a_running_attempt_goes_on_under_a_pause(rig: Rig, latch: Latch) -
 
 
 async def test_nothing_starts_after_a_pause_was_acknowledged(rig: Rig) -> None:
-    submitting = asyncio.create_task(rig.submit(*[a_run() for _ in range(100)]))
-    await asyncio.sleep(0)
-    _, shut_at = await rig.kernel.shut(await rig.shut("*"))
-    ids = await submitting
+    async def shut() -> int:
+        _, event_id = await rig.kernel.shut(Gate("*", "pause", actor=ACTOR))
+        return event_id
+
+    ids, shut_at = await asyncio.gather(rig.submit(*[a_run() for _ in range(100)]), shut())
     ids += await rig.submit(*[a_run() for _ in range(20)])
-    await rig.event(RunStarted) if await rig.starts() else None
     (probe,) = await rig.submit(a_run())
     assert await rig.reasons(probe) == ["Paused"]
     started = [stamped.event_id for stamped in await rig.stamped() if isinstance(stamped.event, RunStarted)]
@@ -250,12 +253,12 @@ async def test_pausing_and_unpausing_all_the_time_loses_no_run(rig: Rig) -> None
     assert {run.attempt for run in runs} == {1}
 
 
-def _most_at_once(journal: object) -> Counter[str]:
+def _most_at_once(journal: Sequence[Any]) -> Counter[str]:
     """The most running runs of each scope and each job, by the journal's word."""
     running: dict[str, str] = {}
     level: Counter[str] = Counter()
     most: Counter[str] = Counter()
-    for event in journal:  # type: ignore[attr-defined]
+    for event in journal:
         name = type(event).__name__
         if name == "RunStarted":
             running[event.run] = event.key
@@ -271,9 +274,9 @@ def _most_at_once(journal: object) -> Counter[str]:
 
 async def _parked(rig: Rig, ids: list[str]) -> None:
     """Wait until claims have put these aside. Parking is not an event, so it is looked for."""
-    for _ in range(6_000):
-        rows = [await rig.row(ids[0]), await rig.row(ids[-1])]
-        if all(run.parked is not None for run in rows):
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail(f"not parked: {rows}")
+
+    async def put_aside() -> None:
+        while (await rig.row(ids[0])).parked is None or (await rig.row(ids[-1])).parked is None:
+            await asyncio.sleep(0.01)
+
+    await within(put_aside(), "the runs are parked")

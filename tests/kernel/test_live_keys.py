@@ -43,9 +43,7 @@ async def test_a_live_key_is_held_by_a_run_that_waits_and_given_up_with_its_canc
 
 async def test_in_one_request_only_the_first_entry_with_a_live_key_is_new(rig: Rig, latch: Latch) -> None:
     (held,) = await rig.submit(latch.command(live_key="held"))
-    answer = await rig.kernel.submit(
-        [a_run(live_key="a"), a_run(live_key="a"), a_run(live_key="held"), a_run()], ACTOR
-    )
+    answer = await rig.kernel.submit([a_run(live_key="a"), a_run(live_key="a"), a_run(live_key="held"), a_run()], ACTOR)
     assert [added.new for added in answer.runs] == [True, False, False, True]
     assert answer.runs[0].id == answer.runs[1].id
     assert answer.runs[2].id == held
@@ -91,5 +89,3 @@ async def test_a_rerun_asks_for_the_live_key_of_the_old_run(rig: Rig, latch: Lat
     (held,) = await rig.submit(latch.command(live_key="k"))
     (added,) = (await rig.kernel.rerun(old.id, ACTOR)).runs
     assert (added.id, added.new) == (held, False)
-
-

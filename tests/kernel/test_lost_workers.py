@@ -62,9 +62,7 @@ async def test_when_the_keeper_is_killed_its_runs_are_lost_and_tried_again(rig: 
         await rig.running(run_id)
     await latch.call_begun()
     await _begun(rig, ids)
-    pair = rig.parts.link._pair
-    assert pair is not None
-    os.kill(pair._keeper_pid, signal.SIGKILL)
+    _kill_keeper(rig)
     for run_id in ids:
         await rig.until(run_id, lambda run: run.attempt >= 2, "started again")
     latch.open()
@@ -77,9 +75,7 @@ async def test_when_the_keeper_is_killed_a_run_with_no_retries_has_failed(rig: R
     (run_id,) = await rig.submit(latch.command(retry=RetryPolicy(0)))
     await rig.running(run_id)
     await _begun(rig, [run_id])
-    pair = rig.parts.link._pair
-    assert pair is not None
-    os.kill(pair._keeper_pid, signal.SIGKILL)
+    _kill_keeper(rig)
     run = await rig.end_of(run_id)
     assert (run.state, run.reason, run.tries, run.crashes) == (State.FAILED, "worker lost", 1, 0)
     assert (await rig.run(a_run())).state is State.SUCCEEDED
@@ -93,6 +89,13 @@ async def test_a_lost_worker_of_a_run_that_shall_stop_leaves_it_cancelled(rig: R
     assert (run.state, run.reason, run.crashes) == (State.CANCELLED, "enough", 0)
 
 
+def _kill_keeper(rig: Rig) -> None:
+    pair = rig.parts.link._pair
+    assert pair is not None
+    assert pair._keeper_pid is not None
+    os.kill(pair._keeper_pid, signal.SIGKILL)
+
+
 async def _begun(rig: Rig, ids: list[str]) -> None:
     """Wait until the commands of these runs are really there: each has its id in its environment."""
     rows = [await rig.row(run_id) for run_id in ids]
@@ -100,7 +103,7 @@ async def _begun(rig: Rig, ids: list[str]) -> None:
 
 
 async def _all_there(ids: list[str]) -> None:
-    while not all([_process_of(run_id) for run_id in ids]):
+    while not all(map(_process_of, ids)):
         await asyncio.sleep(0.02)
 
 

@@ -243,7 +243,11 @@ def _refused_in_time(tmp_path: Path, text: bytes) -> str:
     )
     root = Path(__file__).parents[2] / "src"
     done = subprocess.run(
-        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=120, env={"PYTHONPATH": str(root)}
+        [sys.executable, "-c", script, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PYTHONPATH": str(root)},
     )
     assert done.returncode == 0, (done.returncode, done.stderr[-500:])
     assert re.match(r"stellwerk\.yml:\d+:\d+: ", done.stdout), done.stdout

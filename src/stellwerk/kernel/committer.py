@@ -277,15 +277,8 @@ class Committer:
             self._hint(min(alarms))
 
     async def _refuse(self, entries: list[_Waiting], served: list[_Standing], error: Exception) -> None:
-        """The store refused the whole call: nobody was acknowledged. Claims stand again and look a little later.
-
-        It may have been done all the same, with the answer lost: what it readied, its alarms and its events are then
-        found by looking.
-        """
-        if self._store.exclusive():
-            self._catch_up()
-        if self._hint is not None:
-            self._hint(self._env.now_ms())
+        """The store refused the whole call: nobody was acknowledged. Claims stand again and look a little later."""
+        self._doubt()
         if not isinstance(error, Unavailable):
             log.error("the store failed", exc_info=error)
             if len(entries) > 1:
@@ -301,6 +294,16 @@ class Committer:
             if self._flying.pop(standing.claim.queue):
                 self._standing[standing.claim.queue] = standing
         self._note_landing()
+
+    def _doubt(self) -> None:
+        """What was refused may have been done all the same, with the answer lost.
+
+        Then what it readied, its alarms and its events are found by looking.
+        """
+        if self._store.exclusive():
+            self._catch_up()
+        if self._hint is not None:
+            self._hint(self._env.now_ms())
         if self._retry is None:
             self._retry = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_again)
 
@@ -309,6 +312,7 @@ class Committer:
             try:
                 applied = await self._store.apply(entry.batches, (), self._env.now_ms())
             except Exception as error:
+                self._doubt()
                 if not entry.answer.done():
                     entry.answer.set_exception(error)
             else:

@@ -197,15 +197,19 @@ class Kernel:
         seen = await self.run(run_id)
         if seen.run.state in LIVE:
             raise Clash(f"run {run_id} is {seen.run.state}; only a run that has ended can be rerun")
-        return await self.submit(await self.again([seen.run]), actor)
+        wanted = await self.again([seen.run])
+        if not wanted:
+            raise NotFound(f"there is no run {run_id}")
+        return await self.submit(wanted, actor)
 
     async def again(self, runs: Sequence[Run]) -> list[NewRun]:
-        """Requests that repeat old runs: same work, same keys, no parents, due now."""
+        """Requests that repeat old runs: same work and keys, no parents, due now; without those dropped meanwhile."""
         wanted = tuple((run.id, ref.key) for run in runs for ref in run.spec.inputs)
         bodies: Mapping[tuple[str, str], bytes] = {}
         if wanted:
             bodies = (await self.store.load(Facts(bodies=wanted))).bodies
-        return [_again(run, bodies) for run in runs]
+        there = [run for run in runs if all((run.id, ref.key) in bodies for ref in run.spec.inputs)]
+        return [_again(run, bodies) for run in there]
 
     # -- many runs ----------------------------------------------------------------------------------------------------
 
@@ -220,7 +224,7 @@ class Kernel:
         if page.before is None:
             event_id = page.event_id
             if not dry_run and page.runs:
-                event_id = await self._bunch(verb, page.runs, actor, reason)
+                event_id = await self._bunch(verb, page.runs, actor, reason) or event_id
             return Bulk(len(ids), ids, None, event_id)
         count = len(ids) + await self._count_after(query, page.before)
         if dry_run:

@@ -36,6 +36,7 @@ from stellwerk.store.protocol import Store
 
 CALM_TRIES = 3  # conflicts after which a turn goes alone and with jitter
 TRIES_MAX = 50
+AHEAD_PARENTS_MAX = 100  # whose children are read before it is known that they are needed
 CHORE = "chore"
 
 
@@ -213,14 +214,13 @@ class Turner:
         self, turns: Sequence[Turn], places: list[int], rows: dict[str, Run], done: list[Turned | None]
     ) -> list[int]:
         children: dict[str, tuple[Child, ...]] = {}
+        levels = 1
         while True:
             plan = _plan([turns[place] for place in places], rows, children, self._env.now_ms(), self._env)
             if not plan.missing:
                 break
-            missing = tuple(dict.fromkeys(plan.missing))
-            loaded = await self._store.load(Facts(children_of=missing))
-            for parent in missing:
-                children[parent] = loaded.children.get(parent, ())
+            await self._read_down(tuple(dict.fromkeys(plan.missing)), children, levels)
+            levels *= 2
         if not plan.batches:
             for place in places:
                 done[place] = Turned(rows.get(turns[place].run.id, turns[place].run), 0)
@@ -241,6 +241,20 @@ class Turner:
                 conflicts.append(place)
         await self.tell_stops(stops)
         return conflicts
+
+    async def _read_down(self, parents: tuple[str, ...], children: dict[str, tuple[Child, ...]], levels: int) -> None:
+        """Read children, and theirs: as many levels at once as were needed so far, so that a chain is not decided
+        anew for each of its links.
+        """
+        for _ in range(levels):
+            loaded = await self._store.load(Facts(children_of=parents))
+            below: list[str] = []
+            for parent in parents:
+                children[parent] = loaded.children.get(parent, ())
+                below.extend(child.run.id for child in children[parent] if child.run.has_children)
+            parents = tuple(run_id for run_id in dict.fromkeys(below) if run_id not in children)[:AHEAD_PARENTS_MAX]
+            if not parents:
+                return
 
     async def tell_stops(self, run_ids: Sequence[str]) -> None:
         """Running attempts were asked to stop: whoever holds them may look now instead of at the next heartbeat."""
