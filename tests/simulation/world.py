@@ -37,6 +37,8 @@ from stellwerk.kernel.worker import Worker
 from stellwerk.store import memory as memory_module
 from stellwerk.store.memory import MemoryStore
 from stellwerk.store.protocol import Store
+from stellwerk.store.sqlite import applying as sqlite_applying
+from stellwerk.store.sqlite import claiming as sqlite_claiming
 from tests.simulation import checkers
 from tests.simulation.checkers import Violation, Watch
 from tests.simulation.faults import Faults, FaultyDispatch, FaultyStore, Rates, Watched, Wire, draw_rates
@@ -73,7 +75,7 @@ def draw_shape(chance: random.Random, store: str | None = None) -> Shape:
         clients=chance.randrange(2, 5),
         runs=chance.randrange(30, 61),
         fault_s=chance.uniform(10.0, 30.0),
-        bunch=chance.choice((3, 5, 8, 1_000)) if kind != "sqlite" else 1_000,
+        bunch=chance.choice((3, 5, 8, 1_000)),
         trims=chance.random() < 0.3,
     )
 
@@ -588,7 +590,7 @@ class Failure(Exception):
 @contextlib.contextmanager
 def small_bunches(rows: int) -> Iterator[None]:
     """Chores are for very many rows; here a few are very many."""
-    modules: tuple[Any, ...] = (dag, chores, kernel_module, memory_module)
+    modules: tuple[Any, ...] = (dag, chores, kernel_module, memory_module, sqlite_applying, sqlite_claiming)
     before = [module.ROWS_PER_BUNCH for module in modules]
     for module in modules:
         module.ROWS_PER_BUNCH = rows

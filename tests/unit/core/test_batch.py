@@ -197,6 +197,7 @@ class Model:
 
     def __init__(self, versions: dict[RowKey, int], live_keys: dict[str, str], leases: dict[str, int]) -> None:
         self.versions, self.live_keys, self.leases = versions, live_keys, leases  # live key by run
+        self.refused: set[tuple[RowKey, int]] = set()  # versions that a refused batch would have written
 
     def copy(self) -> "Model":
         return Model(dict(self.versions), dict(self.live_keys), dict(self.leases))
@@ -204,12 +205,20 @@ class Model:
     def holder_of(self, live_key: str) -> str | None:
         return next((run_id for run_id, held in self.live_keys.items() if held == live_key), None)
 
+    def refuse(self, batch: Batch) -> None:
+        """What a batch behind it may have been decided on is not what is there, even if the number is the same."""
+        self.refused |= {(("run", item.run.id), item.run.version) for item in batch.changes}
+        puts = [item.record for item in batch.records if isinstance(item, PutRecord)]
+        self.refused |= {(("record", record.kind, record.key), record.version) for record in puts}
+
     def apply(self, batch: Batch) -> tuple[str, object]:
         wrong = {row for row, version in rows_compared(batch) if self.versions.get(row, 0) != version}
         for item in batch.changes:
             if item.lease_ms is not None and self.leases.get(item.run.id) != item.lease_ms:
                 wrong.add(("run", item.run.id))
+        wrong |= {row for row, version in rows_compared(batch) if (row, version) in self.refused}
         if wrong:
+            self.refuse(batch)
             return "conflict", wrong
         after = self.copy()
         for item in batch.changes:
@@ -228,6 +237,7 @@ class Model:
             if live_key is not None:
                 holder = after.holder_of(live_key)
                 if holder is not None:
+                    self.refuse(batch)
                     return "live", AlreadyLive(live_key, holder)
                 after.live_keys[new.run.id] = live_key
             after.versions["run", new.run.id] = 1
