@@ -70,9 +70,7 @@ CORE_LIBRARY = frozenset(
 )
 # fmt: on
 CORE_THIRD_PARTY = frozenset({"msgspec"})
-CORE_BANNED_CALLS = frozenset(
-    {"open", "input", "print", "__import__", "eval", "exec", "compile", "breakpoint"}
-)
+CORE_BANNED_CALLS = frozenset({"open", "input", "print", "__import__", "eval", "exec", "compile", "breakpoint"})
 CORE_BANNED_METHODS = frozenset({"now", "utcnow", "today"})
 
 

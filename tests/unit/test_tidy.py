@@ -35,9 +35,7 @@ IMPORTS_BY_NAME_ALLOWED: dict[str, str] = {
 }
 
 BANNED_MODULES = frozenset({"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle"})
-BANNED_CALLS = frozenset(
-    {"eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system", "os.popen"}
-)
+BANNED_CALLS = frozenset({"eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system", "os.popen"})
 SQL_METHODS = frozenset({"execute", "executemany", "executescript", "fetch", "fetchrow", "fetchval"})
 
 # The brackets keep the rule from finding itself.
@@ -50,9 +48,7 @@ INDEX_HOST = re.compile(
 )
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-NOT_OURS = frozenset(
-    {".git", ".tools", ".venv", ".stellwerk", "node_modules", "build", "dist", "__pycache__"}
-)
+NOT_OURS = frozenset({".git", ".tools", ".venv", ".stellwerk", "node_modules", "build", "dist", "__pycache__"})
 
 Rule = Callable[[str, str], list[str]]
 
@@ -129,9 +125,7 @@ def test_every_folder_with_tests_is_a_package() -> None:
 
 def test_every_allowance_is_still_used() -> None:
     for name, word in BANNED_WORDS_ALLOWED:
-        assert word in identifiers_bound((PACKAGE / name).read_text()), (
-            f"{word} in {name} is allowed for nothing"
-        )
+        assert word in identifiers_bound((PACKAGE / name).read_text()), f"{word} in {name} is allowed for nothing"
 
 
 # --- the rules on planted mistakes ---------------------------------------------------------------------
@@ -211,9 +205,7 @@ def test_a_call_that_turns_bytes_into_code_is_noticed(source: str) -> None:
 
 
 def test_calls_that_only_sound_alike_are_allowed() -> None:
-    assert not planted(
-        unsafe_calls, "connection.execute('x')\nyaml.safe_load(x)\nself.exec(x)\nrun(x, shell=False)"
-    )
+    assert not planted(unsafe_calls, "connection.execute('x')\nyaml.safe_load(x)\nself.exec(x)\nrun(x, shell=False)")
 
 
 def test_an_import_by_name_is_noticed() -> None:
@@ -240,9 +232,7 @@ def test_pasted_sql_is_noticed(statement: str) -> None:
 
 
 def test_constant_sql_with_bound_values_is_allowed() -> None:
-    assert not planted(
-        pasted_sql, "c.execute('SELECT ' 'x', (f'{a}',))\nc.execute(QUERIES['claim'], [a + b])"
-    )
+    assert not planted(pasted_sql, "c.execute('SELECT ' 'x', (f'{a}',))\nc.execute(QUERIES['claim'], [a + b])")
 
 
 def test_paths_and_hosts_are_noticed() -> None:
@@ -310,11 +300,7 @@ def identifiers_bound(source: str) -> set[str]:
                 found.add(name)
             case ast.alias(asname=str(name)):
                 found.add(name)
-            case (
-                ast.ExceptHandler(name=str(name))
-                | ast.MatchAs(name=str(name))
-                | ast.MatchStar(name=str(name))
-            ):
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
                 found.add(name)
             case _:
                 pass
@@ -361,11 +347,7 @@ def imports_by_name(name: str, source: str) -> list[str]:
 def pasted_sql(name: str, source: str) -> list[str]:
     found = []
     for node in ast.walk(ast.parse(source)):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in SQL_METHODS
-        ):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SQL_METHODS:
             statements = [*node.args[:1], *(k.value for k in node.keywords if k.arg in {"sql", "query"})]
             found += [f"{name}:{node.lineno} pastes SQL together" for s in statements if is_pasted(s)]
     return found
@@ -429,9 +411,7 @@ def project_files() -> list[Path]:
         for folder, folders, files_here in os.walk(ROOT):
             folders[:] = [name for name in folders if name not in NOT_OURS and not name.endswith("_cache")]
             files += [Path(folder) / name for name in files_here]
-    return sorted(
-        path for path in files if path.is_file() and NOT_OURS.isdisjoint(path.relative_to(ROOT).parts)
-    )
+    return sorted(path for path in files if path.is_file() and NOT_OURS.isdisjoint(path.relative_to(ROOT).parts))
 
 
 def read(path: Path) -> str:

@@ -39,9 +39,7 @@ _decode_before = msgspec.json.Decoder(list[tuple[str, str, int, int]]).decode
 _decode_names = msgspec.json.Decoder(list[str]).decode
 _decode_pairs = msgspec.json.Decoder(list[tuple[str, str]]).decode
 _decode_triples = msgspec.json.Decoder(list[tuple[str, str, int]]).decode
-_decode_known = msgspec.json.Decoder(
-    list[tuple[str, int, int, str, str, str | None, int | None, str | None]]
-).decode
+_decode_known = msgspec.json.Decoder(list[tuple[str, int, int, str, str, str | None, int | None, str | None]]).decode
 
 
 class Result:

@@ -316,4 +316,3 @@ def read_bodies(connection: sqlite3.Connection, wanted: Sequence[tuple[str, str]
         found[run_id, key] = data[begin : begin + size]
         begin += size
     return found
-

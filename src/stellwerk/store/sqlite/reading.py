@@ -83,9 +83,7 @@ def _waiting_children(connection: sqlite3.Connection, facts: Facts) -> dict[str,
     edges = dict(_decode_edges(connection.execute(SQL["waiting_children"], values).fetchone()[0]))
     runs = runs_by_id(connection, list({child for found in edges.values() for child, _ in found}))
     return {
-        parent: tuple(Child(runs[child], when) for child, when in found)
-        for parent, found in edges.items()
-        if found
+        parent: tuple(Child(runs[child], when) for child, when in found) for parent, found in edges.items() if found
     }
 
 

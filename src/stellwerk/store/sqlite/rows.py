@@ -38,6 +38,7 @@ encode = msgspec.json.Encoder().encode
 _NO_PAST = (None, None, None, None, None, None, None, 0, 0, 0, False, False)
 _NOTHING_BUT_DUE = (None, None, None, None, None, None, None, None, None, 0, 0, 0, 0, 0, 0)
 
+
 def encode_text(value: Any) -> str:
     """JSON as text, for a column or a parameter."""
     return encode(value).decode()

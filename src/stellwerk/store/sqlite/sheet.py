@@ -223,4 +223,3 @@ def _note_before(sheet: Sheet, known: dict[str, Known]) -> None:
         sheet.before[row.queue, row.state] += 1
         if row.state == "ready" and row.parked is None:
             sheet.stale[row.queue] += 1
-

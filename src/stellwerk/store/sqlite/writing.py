@@ -163,4 +163,3 @@ def _write_gates(connection: sqlite3.Connection, sheet: Sheet) -> None:
             values += (gate.key, gate.kind, gate.until_ms, encode_text(gate))
     if values:
         BULK["put_gates"].write(connection, values)
-
