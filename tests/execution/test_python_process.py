@@ -104,7 +104,7 @@ async def test_only_allowed_packages_are_called(tmp_path: Path) -> None:
         assert await rig.call("nothing") == Succeeded()
         refused = await rig.call("os:getpid")
         assert isinstance(refused, Failed)
-        assert "package 'os' is not among those allowed here (python_functions)" in refused.error
+        assert "'os' is not in the packages allowed here (python_functions)" in refused.error
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,9 @@ class CommandExecutor:
         if command is not None:
             command.stop("stopped", grace_ms)
 
+    def give_back(self) -> None:
+        """Commands begin at once: none waits here."""
+
     def renew(self, deadline_boot_ms: int, given_up: Sequence[tuple[str, int]]) -> None:
         """Tell the keeper the new deadline of all but those given up."""
         commands = (self._running.get(key) for key in given_up)

@@ -74,6 +74,9 @@ class Executor(Protocol):
     def stop(self, run_id: str, number: int, grace_ms: int) -> None:
         """TERM, then KILL after the grace (0: KILL at once). The end comes through `take_ended`."""
 
+    def give_back(self) -> None:
+        """End with `Returned` whatever has been started here and has not begun: it waits behind something slow."""
+
     def renew(self, deadline_boot_ms: int, given_up: Sequence[tuple[str, int]]) -> None:
         """The store prolonged all leases but those given up: their new deadline for the keeper."""
 

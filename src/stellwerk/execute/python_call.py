@@ -38,6 +38,7 @@ CLOSE_S = 15.0  # a tree that cannot die must not hold up the host's stop
 
 STOPPED = Failed(reason="stopped", error="stopped on request")
 CLOSING = Returned(reason="the host is stopping")
+NOT_BEGUN = Returned(reason="put back before it began")
 
 
 class PythonExecutor:
@@ -127,6 +128,14 @@ class PythonExecutor:
         call = self._calls.get((run_id, number))
         if call is not None:
             self._end_early(call, STOPPED, grace_ms)
+
+    def give_back(self) -> None:
+        for child in list(self._children):
+            if child.open:
+                self._settle(child)
+        self._return_pending()
+        if self._ended:
+            self._wake()
 
     def renew(self, deadline_boot_ms: int, given_up: Sequence[tuple[str, int]]) -> None:
         """Prolong the deadlines of all children that have calls; what was given up is killed at once.
@@ -321,7 +330,7 @@ class PythonExecutor:
     def _return_pending(self) -> None:
         calls = list(self._pending)
         self._pending.clear()
-        self._end_all(calls, CLOSING)
+        self._end_all(calls, CLOSING if self._is_closing else NOT_BEGUN)
 
     # --- ending calls early ----------------------------------------------------------------------------
 

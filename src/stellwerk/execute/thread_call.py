@@ -10,13 +10,14 @@ descriptors and prints of threads that the function itself starts are not.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from msgspec import Struct
 
@@ -34,6 +35,7 @@ ASK_FOR_ROOM_S = 0.02
 
 STOPPED = Failed(reason="stopped", error="stopped on request; the function may run on for a while")
 CLOSING = Returned(reason="the host is stopping")
+NOT_BEGUN = Returned(reason="put back before it began")
 
 
 class CallAborted(BaseException):
@@ -122,6 +124,14 @@ class ThreadExecutor:
         call = self._calls.get((run_id, number))
         if call is not None:
             self._end_early(call, STOPPED)
+
+    def give_back(self) -> None:
+        taken: list[_Call] = []
+        with contextlib.suppress(Empty):
+            while (call := self._queue.get_nowait()) is not None:
+                taken.append(call)
+        for call in taken:
+            self._end_early(call, NOT_BEGUN)
 
     def renew(self, deadline_boot_ms: int, given_up: Sequence[tuple[str, int]]) -> None:
         """No keeper watches over threads; what was given up is at least asked to stop."""

@@ -175,14 +175,13 @@ class Ticker:
         if not ended:
             return []
         parents = tuple(run.id for run in ended if run.has_children)
-        loaded = await self._kernel.store.load(Facts(children_of=parents, children_max=0))
-        children = loaded.children
-        stay = [run for run in ended if children.get(run.id)]
+        live_below = (await self._kernel.store.load(Facts(live_below=parents))).live_below
+        stay = [run for run in ended if run.id in live_below]
         if stay:
             later_ms = now_ms + KEPT_FOR_CHILDREN_MS
             batches = [Batch(changes=(changed(run.with_(alarm_ms=later_ms)),)) for run in stay]
             await self._kernel.committer.commit(batches)
-        return [Drop(run, self._kernel.host_id) for run in ended if not children.get(run.id)]
+        return [Drop(run, self._kernel.host_id) for run in ended if run.id not in live_below]
 
     async def _open(self, gate: Gate, now_ms: int) -> None:
         await self._kernel.committer.commit([open_gate(gate, self._kernel.host_id, "its time is over", now_ms)])

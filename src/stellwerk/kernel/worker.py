@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -69,7 +69,19 @@ class _Held:
 class _Line:
     """The slots of one queue on this host."""
 
-    __slots__ = ("active", "commands", "ends", "held", "queue", "rate", "rate_since", "slots", "waiting")
+    __slots__ = (
+        "active",
+        "ends",
+        "held",
+        "kinds",
+        "last_end_s",
+        "queue",
+        "rate",
+        "rate_since",
+        "slots",
+        "timer",
+        "waiting",
+    )
 
     def __init__(self, queue: str, slots: int) -> None:
         self.queue = queue
@@ -77,7 +89,9 @@ class _Line:
         self.waiting: deque[tuple[_Held, Sequence[Body]]] = deque()
         self.held = 0
         self.active = 0  # handed over to an executor
-        self.commands = 0  # of those, how many are commands
+        self.kinds: Counter[str] = Counter()  # of those, how many of each kind
+        self.last_end_s = 0.0
+        self.timer: asyncio.TimerHandle | None = None  # the next look whether some wait too long
         self.ends = 0
         self.rate = 0.0
         self.rate_since = 0.0
@@ -85,6 +99,7 @@ class _Line:
     def ended(self, count: int, now_s: float) -> None:
         """Measure how many ends a second there are, smoothed by half."""
         self.ends += count
+        self.last_end_s = now_s
         elapsed_s = now_s - self.rate_since
         if elapsed_s >= RATE_WINDOW_S:
             self.rate = (self.rate + self.ends / elapsed_s) / 2
@@ -240,9 +255,10 @@ class Worker:
         while waiting:
             held, bodies = waiting[0]
             kind = _kind(held.run)
-            # Calls queue inside their executor, which runs at most `slots` at once; a command needs a slot of its own.
+            # Calls queue inside their executor, which runs at most `slots` at once. That bounds the line only while
+            # nothing of another kind runs beside them; and a command needs a slot of its own.
             room = line.slots
-            if kind != "command" and line.commands == 0:
+            if kind != "command" and line.active == line.kinds[kind]:
                 room += HANDED_AHEAD_MAX
             if line.active >= room:
                 break
@@ -253,7 +269,7 @@ class Worker:
             waiting.popleft()
             held.executor = executor
             line.active += 1
-            line.commands += kind == "command"
+            line.kinds[kind] += 1
             starts.setdefault(executor, []).append(self._attempt(held.run, bodies))
         for executor, attempts in starts.items():
             try:
@@ -261,15 +277,30 @@ class Worker:
             except Exception as error:
                 log.exception("an executor could not take %d attempts", len(attempts))
                 self._not_started(line, attempts, error)
-        if waiting:
-            self._give_back(line, GIVE_BACK_AFTER_S)
+        if line.timer is None and (waiting or line.active > line.slots) and self._loop is not None:
+            line.timer = self._loop.call_later(GIVE_BACK_AFTER_S, self._look_back, line)
+
+    def _look_back(self, line: _Line) -> None:
+        """Runs that were claimed ahead wait no longer behind slow ones: others may have slots, or a gate has shut."""
+        line.timer = None
+        if not line.waiting and line.active <= line.slots:
+            return
+        if self._now_s() - line.last_end_s < GIVE_BACK_AFTER_S:
+            self._hand_over(line)
+            return
+        line.rate = 0.0
+        for kind in ("process", "thread"):
+            executor = self._executors.get(_place(kind, line))
+            if executor is not None:
+                executor.give_back()
+        self._give_back(line, GIVE_BACK_AFTER_S)
 
     def _not_started(self, line: _Line, attempts: Sequence[Attempt], error: Exception) -> None:
         """An executor that raises has a bug: nobody knows which of these have begun."""
         for attempt in attempts:
             held = self._held[attempt.run_id, attempt.number]
             line.active -= 1
-            line.commands -= _kind(held.run) == "command"
+            line.kinds[_kind(held.run)] -= 1
             self._end(held, Lost(f"its executor failed: {error}"))
         self._something.set()
 
@@ -357,11 +388,12 @@ class Worker:
                     continue
                 line = held.line
                 line.active -= 1
-                line.commands -= _kind(held.run) == "command"
-                counts[line] = counts.get(line, 0) + 1
+                line.kinds[_kind(held.run)] -= 1
+                counts[line] = counts.get(line, 0) + (type(end.outcome) is not Returned)
                 self._end(held, _outcome(held, end))
         for line, count in counts.items():
-            line.ended(count, now_s)
+            if count:
+                line.ended(count, now_s)
             self._hand_over(line)
             self._ask(line)
         self._something.set()

@@ -183,6 +183,7 @@ class MemoryStore:
             runs={run_id: self._runs[run_id] for run_id in facts.runs if run_id in self._runs},
             holders={key: self._holders[key] for key in facts.live_keys if key in self._holders},
             children={parent: found for parent, found in children.items() if found},
+            live_below=frozenset(parent for parent in facts.live_below if self._has_live_child(parent)),
             records=records,
             bodies=bodies,
             gates=self._gates_in_order() if facts.gates else (),
@@ -482,6 +483,10 @@ class MemoryStore:
         return ClaimedRun(run, tuple(Body(key, bodies[key]) for key in inputs))
 
     # -- edges --------------------------------------------------------------------------------------------
+
+    def _has_live_child(self, parent: str) -> bool:
+        children = (self._runs.get(child) for child in self._children.get(parent, ()))
+        return any(child is not None and child.is_live for child in children)
 
     def _waiting_children(self, parent: str, facts: Facts) -> tuple[Child, ...]:
         waiting: list[Child] = []

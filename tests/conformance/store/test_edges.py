@@ -79,6 +79,20 @@ async def test_children_that_no_longer_wait_do_not_count_against_the_bunch(store
     assert [child.run.id for child in await children(store, "p", children_max=1)] == ["c", "d"]
 
 
+async def test_a_parent_has_something_live_below_it_until_its_last_child_has_ended(store: Store) -> None:
+    await do(store, an_add("p", has_children=True), an_add("q"), a_child("a", Parent("p")), a_child("b", Parent("p")))
+    asked = Facts(live_below=("p", "q", "unknown"))
+    assert (await store.load(asked)).live_below == {"p"}
+    await do(store, an_end(await start_one(store, "p")))
+    await do(store, a_cancel(await row(store, "a")))
+    released = release((await row(store, "p")), *await children(store, "p"))
+    await do(store, released)
+    assert (await row(store, "b")).state is State.READY
+    assert (await store.load(asked)).live_below == {"p"}
+    await do(store, an_end(await start_one(store, "b")))
+    assert (await store.load(asked)).live_below == frozenset()
+
+
 async def test_an_edge_is_kept_when_the_parent_has_ended(store: Store) -> None:
     await do(store, an_add("p", has_children=True), a_child("c", Parent("p")))
     await do(store, an_end(await start_one(store, "p")))

@@ -18,6 +18,7 @@ from stellwerk.store.sqlite.rows import SQL, decode_gates, encode_text, records_
 RARE_RUNS_MAX = 20_000  # a state with fewer runs is searched by its own index, whatever else is asked
 EVENT_ID_MAX = 2**62
 
+_decode_names = msgspec.json.Decoder(list[str]).decode
 _decode_pairs = msgspec.json.Decoder(list[tuple[str, str]]).decode
 _decode_edges = msgspec.json.Decoder(list[tuple[str, list[tuple[str, When]]]]).decode
 _decode_counts = msgspec.json.Decoder(list[tuple[str, State, int]]).decode
@@ -53,6 +54,7 @@ def load(connection: sqlite3.Connection, facts: Facts) -> Loaded:
         runs=runs_by_id(connection, facts.runs),
         holders=holders,
         children=_waiting_children(connection, facts),
+        live_below=_live_below(connection, facts),
         records=records,
         bodies=read_bodies(connection, facts.bodies),
         gates=gates.gates if facts.gates else (),
@@ -70,6 +72,12 @@ def runs_by_id(connection: sqlite3.Connection, run_ids: Sequence[str]) -> dict[s
     if not run_ids:
         return {}
     return {run.id: run for run in runs_of(one_text(connection, "runs_by_id", encode_text(run_ids)))}
+
+
+def _live_below(connection: sqlite3.Connection, facts: Facts) -> frozenset[str]:
+    if not facts.live_below:
+        return frozenset()
+    return frozenset(_decode_names(one_text(connection, "live_below", encode_text(facts.live_below))))
 
 
 def _waiting_children(connection: sqlite3.Connection, facts: Facts) -> dict[str, tuple[Child, ...]]:

@@ -10,6 +10,13 @@ SELECT coalesce((SELECT max(last_id) FROM journal), 0),
 SELECT :include(list) FROM (
     SELECT :include(run_item) AS item FROM runs WHERE id IN (SELECT value FROM json_each(?)))
 
+-- name: live_below
+-- Those of the named parents that have a child which has not ended.
+SELECT json_group_array(p.value) FROM json_each(?) AS p
+WHERE EXISTS (
+    SELECT 1 FROM edges AS e JOIN runs AS r ON r.id = e.child
+    WHERE e.parent = p.value AND r.state IN ('waiting', 'ready', 'running'))
+
 -- name: waiting_children
 -- Of each parent the first edges to children that still wait: [parent, [[child, when], …]].
 SELECT json_group_array(json_array(p.value, json((
