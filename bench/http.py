@@ -47,7 +47,6 @@ async def serve(folder: Path) -> None:
     from stellwerk.web.app import build_app
     from stellwerk.web.serve import HttpServer
 
-    sys.setswitchinterval(0.0005)  # as the host does
     settings = Settings(folder=folder, data=folder, server=ServerSettings(port=0))
     store = open_store(settings.store, folder)
     await store.open()

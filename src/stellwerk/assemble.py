@@ -36,7 +36,6 @@ from stellwerk.store.protocol import Store
 log = logging.getLogger("stellwerk")
 
 ADMIN_TOKEN_FILE = "admin-token"  # noqa: S105  a file name
-SWITCH_INTERVAL_S = 0.0005  # a computing function in a thread must not hold the writer up for 5 ms a statement
 GC_THRESHOLD = 50_000
 
 
@@ -142,7 +141,6 @@ def run_host(settings: Settings) -> int:
     log_as_json_lines()
     for secret in ("STELLWERK_ADMIN_TOKEN", "STELLWERK_TOKEN"):
         os.environ.pop(secret, None)  # the settings have it; what runs in threads of this host must not
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         import uvloop
     except ImportError:
@@ -153,24 +151,29 @@ def run_host(settings: Settings) -> int:
 async def _serve(settings: Settings) -> int:
     from stellwerk.doors.native.door import native_routes
     from stellwerk.web.app import build_app
-    from stellwerk.web.serve import HttpServer
+    from stellwerk.web.serve import HttpServer, bind
 
     stopping, hurry = asyncio.Event(), asyncio.Event()
     _on_signals(stopping, hurry)
+    listening = bind(settings.server)
     parts = Parts(settings)
-    await parts.open()
+    try:
+        await parts.open()
+    except BaseException:
+        listening.close()
+        raise
     routes = native_routes(parts.kernel, parts.tokens, settings, parts.health, stopping)
     server = HttpServer(build_app(routes, parts.tokens, settings.server), settings.server)
     try:
-        port = await server.start()
+        port = await server.start([listening])
         _greet(settings, port, parts.store.durability())
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
         await stopping.wait()
-        # At once: the server may still answer for some seconds, and slots that free themselves meanwhile stay free.
-        parts.worker.stop_claiming()
         log.info("stopping: no more claims; waiting for %d runs", parts.worker.running)
+        # The server answers meanwhile: somebody may want to see what it waits for, or to cancel it.
+        await parts.worker.drain(hurry)
     finally:
         parts.kernel.feed.close()
         await server.stop()

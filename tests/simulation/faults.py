@@ -119,6 +119,9 @@ class FaultyStore:
     def exclusive(self) -> bool:
         return self._inner.exclusive()
 
+    def low(self) -> str | None:
+        return self._inner.low()
+
     def foreign(self) -> str | None:
         return self._inner.foreign()
 

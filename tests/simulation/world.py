@@ -251,6 +251,9 @@ class SimExecutor:
         else:
             self._after(going, seconds, Failed("stopped", "stopped on request", 143))
 
+    def narrow(self, width: int) -> bool:
+        return False
+
     def give_back(self) -> None:
         """Whatever is started here begins at once."""
 

@@ -5,6 +5,7 @@ A name is refused at the door, so that no later layer has to quote, escape or tr
 
 from __future__ import annotations
 
+import functools
 import re
 
 from stellwerk.core.errors import Refused
@@ -68,6 +69,7 @@ def gate_key(scope: str | None, name: str | None) -> str:
     return f"job:{scope}/{name}"
 
 
+@functools.lru_cache(maxsize=4_096)  # a job has many runs, and each wants its keys
 def run_keys(queue: str, scope: str, name: str, more: tuple[str, ...] = ()) -> tuple[str, ...]:
     """All keys at which a gate or a limit may hold this run back, widest first."""
     keys = (EVERYTHING, f"queue:{queue}", f"scope:{scope}", f"job:{scope}/{name}", *more)

@@ -88,6 +88,10 @@ class CommandExecutor:
         if command is not None:
             command.stop("stopped", grace_ms)
 
+    def narrow(self, width: int) -> bool:
+        """Commands are counted where they are started."""
+        return False
+
     def give_back(self) -> None:
         """Commands begin at once: none waits here."""
 

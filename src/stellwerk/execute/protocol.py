@@ -74,6 +74,9 @@ class Executor(Protocol):
     def stop(self, run_id: str, number: int, grace_ms: int) -> None:
         """TERM, then KILL after the grace (0: KILL at once). The end comes through `take_ended`."""
 
+    def narrow(self, width: int) -> bool:
+        """Run at most so many at once from now on, beside others of the same queue; False if it cannot do that."""
+
     def give_back(self) -> None:
         """End with `Returned` whatever has been started here and has not begun: it waits behind something slow."""
 

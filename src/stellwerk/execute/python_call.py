@@ -37,6 +37,7 @@ FOLDER_PREFIX = "python-"
 CLOSE_S = 15.0  # a tree that cannot die must not hold up the host's stop
 
 STOPPED = Failed(reason="stopped", error="stopped on request")
+CORES = os.cpu_count() or 1
 CLOSING = Returned(reason="the host is stopping")
 NOT_BEGUN = Returned(reason="put back before it began")
 
@@ -129,6 +130,10 @@ class PythonExecutor:
         if call is not None:
             self._end_early(call, STOPPED, grace_ms)
 
+    def narrow(self, width: int) -> bool:
+        self._children_max = width
+        return True
+
     def give_back(self) -> None:
         for child in list(self._children):
             if child.open:
@@ -183,8 +188,9 @@ class PythonExecutor:
                 break
             if not child.open:
                 child.head_since = now
-            share = -(-len(self._pending) // (len(takers) - position))
-            for _ in range(min(child.room, share)):
+            # Short calls fill one child before the next: each child that must wake up costs more than they do.
+            share = child.room if child.has_short_calls else -(-len(self._pending) // (len(takers) - position))
+            for _ in range(min(child.room, share, len(self._pending))):
                 call = self._pending[0]
                 if call.deadline_boot_ms <= now_boot_ms:
                     # Not given: the keeper would rightly kill the child.
@@ -200,6 +206,10 @@ class PythonExecutor:
         """Children that may be given calls: as many idle ones as the limit leaves, then those at work with room."""
         busy = sum(1 for child in self._children if child.open and not child.is_stopping)
         ready = [child for child in self._children if child.is_open_for_calls(now_boot_ms)]
+        short = [child for child in ready if child.has_short_calls]
+        if short:
+            # More children than cores would only take turns.
+            return short[: min(CORES, self._children_max)]
         idle = [child for child in ready if not child.open]
         return idle[: max(0, self._children_max - busy)] + [child for child in ready if child.open]
 

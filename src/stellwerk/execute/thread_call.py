@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import sys
 import threading
 import time
 from collections import deque
@@ -28,6 +29,9 @@ from stellwerk.execute.printed import capture_prints, install_capture, uninstall
 from stellwerk.execute.protocol import Attempt, Ended, Output
 from stellwerk.sdk.inside import RunView
 
+LONG_CALL_S = 0.05  # a call that runs so long may be computing, and then everybody else waits for the interpreter
+WATCH_S = 0.25  # how often a long call is looked at
+SHARED_INTERVAL_S = 0.00005  # beside a long call; else Python's own 5 ms: a forced switch is dear
 CLOSE_S = 1.0  # threads that do not end by then are left behind; they are daemons
 UNREAD_BYTES_MAX = 4 * 1024 * 1024  # printed and not yet taken by the loop; then printing waits
 PAUSE_S = 5.0  # … but not for ever, here and when the output has no room
@@ -78,6 +82,9 @@ class ThreadExecutor:
         self._calls: dict[tuple[str, int], _Call] = {}
         self._timed: set[_Call] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._usual_interval_s = sys.getswitchinterval()
+        self._shares = False
         self._is_closing = False
         self._loop: asyncio.AbstractEventLoop
 
@@ -91,8 +98,11 @@ class ThreadExecutor:
 
     async def close(self) -> None:
         self._is_closing = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._watch):
+            if timer is not None:
+                timer.cancel()
+        if self._shares:
+            sys.setswitchinterval(self._usual_interval_s)
         for call in list(self._calls.values()):
             self._end_early(call, CLOSING)
         for _ in self._workers:
@@ -118,12 +128,29 @@ class ThreadExecutor:
             self._queue.put(call)
         if self._timed and self._timer is None:
             self._look()
+        if self._watch is None and self._calls:
+            self._watch = self._loop.call_later(LONG_CALL_S, self._watch_long_calls)
+
+    def _watch_long_calls(self) -> None:
+        """Let the other threads of the host have their turn sooner while a function may be computing."""
+        self._watch = None
+        now = time.monotonic()
+        is_long = any(call.began and now - call.began > LONG_CALL_S for call in self._calls.values())
+        if is_long != self._shares:
+            self._shares = is_long
+            sys.setswitchinterval(SHARED_INTERVAL_S if is_long else self._usual_interval_s)
+        if self._calls:
+            self._watch = self._loop.call_later(WATCH_S if is_long else LONG_CALL_S, self._watch_long_calls)
 
     def stop(self, run_id: str, number: int, grace_ms: int) -> None:
         """Best effort, see above; a grace means nothing to a thread."""
         call = self._calls.get((run_id, number))
         if call is not None:
             self._end_early(call, STOPPED)
+
+    def narrow(self, width: int) -> bool:
+        """Whoever is in the queue is taken by any thread that is free."""
+        return width >= len(self._workers)
 
     def give_back(self) -> None:
         taken: list[_Call] = []

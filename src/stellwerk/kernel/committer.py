@@ -31,12 +31,28 @@ Hint = Callable[[int], None]
 class _Waiting:
     """Batches of one caller, with one answer for all of them."""
 
-    __slots__ = ("answer", "batches", "rows")
+    __slots__ = ("alarm_ms", "answer", "batches", "readied", "rows")
 
     def __init__(self, batches: Sequence[Batch], answer: asyncio.Future[Sequence[Receipt]]) -> None:
         self.batches = batches
         self.answer = answer
-        self.rows = sum(len(batch.adds) + len(batch.changes) + 1 for batch in batches)
+        self.rows = 0
+        self.readied: set[str] = set()  # queues in which runs become ready: a claim can ride on the same transaction
+        alarms: list[int] = []
+        for batch in batches:
+            self.rows += len(batch.adds) + len(batch.changes) + 1
+            for run in [row.run for row in batch.adds] + [row.run for row in batch.changes]:
+                if run.state is State.READY:
+                    self.readied.add(run.spec.queue)
+                if run.alarm_ms is not None:
+                    alarms.append(run.alarm_ms)
+            for item in batch.records:
+                if isinstance(item, PutRecord) and item.record.alarm_ms is not None:
+                    alarms.append(item.record.alarm_ms)
+            for put in batch.gates:
+                if isinstance(put, PutGate) and put.gate.until_ms is not None:
+                    alarms.append(put.gate.until_ms)
+        self.alarm_ms = min(alarms, default=None)  # the first moment at which someone must look at any of these
 
 
 class _Standing:
@@ -183,7 +199,7 @@ class Committer:
                 entries.append(entry)
         self._rows_waiting -= rows
         batches = [batch for entry in entries for batch in entry.batches]
-        readied = _readied_queues(batches) if self._standing else frozenset[str]()
+        readied = set[str]().union(*(entry.readied for entry in entries))
         served = [standing for queue, standing in self._standing.items() if standing.look or queue in readied]
         if not self._waiting:
             self._wanted.clear()
@@ -209,7 +225,8 @@ class Committer:
             if not entry.answer.done():
                 entry.answer.set_result(applied.receipts[place : place + count])
             place += count
-            self._hint_alarms(entry.batches)
+            if entry.alarm_ms is not None and self._hint is not None:
+                self._hint(entry.alarm_ms)
         for standing, claimed in zip(served, applied.claimed, strict=True):
             queue = standing.claim.queue
             if len(claimed.runs) < standing.claim.limit and not claimed.more:
@@ -263,19 +280,6 @@ class Committer:
                 log.warning("the feed cannot be brought up to date yet: %s", error)
                 await asyncio.sleep(LOOK_AGAIN_S)
 
-    def _hint_alarms(self, batches: Sequence[Batch]) -> None:
-        alarms = [add.run.alarm_ms for batch in batches for add in batch.adds if add.run.alarm_ms is not None]
-        for batch in batches:
-            alarms.extend(change.run.alarm_ms for change in batch.changes if change.run.alarm_ms is not None)
-            for item in batch.records:
-                if isinstance(item, PutRecord) and item.record.alarm_ms is not None:
-                    alarms.append(item.record.alarm_ms)
-            for put in batch.gates:
-                if isinstance(put, PutGate) and put.gate.until_ms is not None:
-                    alarms.append(put.gate.until_ms)
-        if alarms and self._hint is not None:
-            self._hint(min(alarms))
-
     async def _refuse(self, entries: list[_Waiting], served: list[_Standing], error: Exception) -> None:
         """The store refused the whole call: nobody was acknowledged. Claims stand again and look a little later."""
         self._doubt()
@@ -325,13 +329,3 @@ class Committer:
     def _look_again(self) -> None:
         self._retry = None
         self.look()
-
-
-def _readied_queues(batches: Sequence[Batch]) -> frozenset[str]:
-    """The queues in which these batches make runs ready: a claim there can ride on the same transaction."""
-    queues = {add.run.spec.queue for batch in batches for add in batch.adds if add.run.state is State.READY}
-    for batch in batches:
-        for change in batch.changes:
-            if change.run.state is State.READY:
-                queues.add(change.run.spec.queue)
-    return frozenset(queues)

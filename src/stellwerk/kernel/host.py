@@ -95,6 +95,9 @@ class Host:
             degraded.append(f"the store is not the one this host knows: {foreign}; see `stellwerk store adopt`")
         elif self.kernel.committer.trouble is not None:
             degraded.append(self.kernel.committer.trouble)
+        low = self.kernel.store.low()
+        if low is not None:
+            degraded.append(low)
         if self.kernel.turner.contended:
             degraded.append(f"{self.kernel.turner.contended} changes meet conflicts again and again")
         return {

@@ -262,6 +262,9 @@ class Turner:
             await self._dispatch.wake([Wake(STOP, tuple(run_ids))])
 
 
+THE_ENDS = -1  # the place of the batch of all ends: the last
+
+
 class _Step:
     """What was decided about one turn; no batch if there was nothing to do."""
 
@@ -292,6 +295,8 @@ def _plan(
     """Decide all turns, one after another over an overlay of what was just decided."""
     plan = _Plan()
     overlay: dict[str, Run] = {}
+    ends: dict[str, ChangeRun] = {}
+    end_events: list[AnyRunEvent] = []
     for turn in turns:
         before = turn.run
         if overlay or known:
@@ -318,10 +323,17 @@ def _plan(
         change = changed(run, bodies=turn.bodies, lease_ms=before.alarm_ms if turn.guards_lease else None)
         if run.has_children and run.state in FINAL:
             _with_children(plan, change, run, events, children, overlay, now_ms, turn.actor)
+        elif type(turn) is Finish and not known and run.id not in ends:
+            # Ends seldom meet a conflict, so at first they go as one batch; each alone if it is refused.
+            ends[run.id] = change
+            end_events.extend(events)
+            plan.steps[-1].batch_place = THE_ENDS
         else:
             plan.batches.append(Batch(changes=(change,), events=tuple(events)))
         if run.has_children or overlay:
             overlay[run.id] = change.run
+    if ends:
+        plan.batches.append(Batch(changes=tuple(ends.values()), events=tuple(end_events)))
     return plan
 
 

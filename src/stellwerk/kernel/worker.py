@@ -30,6 +30,8 @@ AHEAD_S = 0.02  # claim what ends within this time, at the measured rate
 AHEAD_MAX = 1_024
 HANDED_AHEAD_MAX = 256  # of those, how many wait inside an executor rather than here
 RATE_WINDOW_S = 0.01
+STREAM_RATE = 2_000  # ends a second from which on they are taken in bunches …
+STREAM_PAUSE_S = 0.002  # … of so much time
 GIVE_BACK_AFTER_S = 1.0  # a run claimed ahead waits no longer than this behind slow ones
 REPORT_AGAIN_S = 1.0
 LANDING_S_MAX = 10  # a store that does not answer must not hold a stop up for ever
@@ -126,6 +128,7 @@ class Worker:
         self._make_executor = make_executor
         self._logs = logs
         self._variables = variables
+        self._margin_ms = margin_ms(settings.lease_ms)
         self.id = kernel.host_id
         self._lines = {queue: _Line(queue, slots) for queue, slots in settings.slots.items() if slots > 0}
         # By attempt: after a lost lease a host may claim the next attempt while the last is still being ended.
@@ -161,7 +164,7 @@ class Worker:
         if not self._woken and self._loop is not None:
             self._woken = True
             try:
-                self._loop.call_soon_threadsafe(self._look)
+                self._loop.call_soon_threadsafe(self._look_soon)
             except RuntimeError:
                 return  # the loop is closed: nobody is left to report to
 
@@ -252,25 +255,29 @@ class Worker:
         """Start as many of the waiting runs as the slots allow."""
         starts: dict[Executor, list[Attempt]] = {}
         waiting = line.waiting
+        if not waiting:
+            return
+        boot_ms, now_ms = self._kernel.env.boot_ms(), self._kernel.env.now_ms()
         while waiting:
             held, bodies = waiting[0]
             kind = _kind(held.run)
-            # Calls queue inside their executor, which runs at most `slots` at once. That bounds the line only while
-            # nothing of another kind runs beside them; and a command needs a slot of its own.
-            room = line.slots
-            if kind != "command" and line.active == line.kinds[kind]:
-                room += HANDED_AHEAD_MAX
-            if line.active >= room:
-                break
             executor = self._executors.get(_place(kind, line))
             if executor is None:
                 self._open_soon(kind, line)
+                break
+            # Calls may queue inside their executor, if it runs no more at once than others leave room for; a command
+            # needs a slot of its own.
+            others = line.active - line.kinds[kind]
+            room = line.slots
+            if kind != "command" and others < line.slots and executor.narrow(line.slots - others):
+                room += HANDED_AHEAD_MAX
+            if line.active >= room:
                 break
             waiting.popleft()
             held.executor = executor
             line.active += 1
             line.kinds[kind] += 1
-            starts.setdefault(executor, []).append(self._attempt(held.run, bodies))
+            starts.setdefault(executor, []).append(self._attempt(held.run, bodies, boot_ms, now_ms))
         for executor, attempts in starts.items():
             try:
                 executor.start(attempts)
@@ -313,10 +320,9 @@ class Worker:
         if self._ended:
             self._something.set()
 
-    def _attempt(self, run: Run, bodies: Sequence[Body]) -> Attempt:
+    def _attempt(self, run: Run, bodies: Sequence[Body], boot_ms: int, now_ms: int) -> Attempt:
         spec = run.spec
         found = {body.key: body.data for body in bodies}
-        lease_ms = self._settings.lease_ms
         return Attempt(
             run_id=run.id,
             number=run.attempt,
@@ -336,15 +342,9 @@ class Worker:
             args=found.get("args"),
             stdin=found.get("stdin"),
             timeout_ms=spec.timeout_ms,
-            lease_deadline_boot_ms=self._deadline(self._kernel.env.boot_ms(), run, lease_ms),
+            # When the keeper must have ended it: what is left of the lease, less a margin.
+            lease_deadline_boot_ms=boot_ms + (run.alarm_ms or now_ms) - now_ms - self._margin_ms,
         )
-
-    def _deadline(self, boot_ms: int, run: Run, lease_ms: int) -> int:
-        """When the keeper must have ended it: what is left of the lease, less a margin."""
-        left_ms = lease_ms
-        if run.alarm_ms is not None:
-            left_ms = min(lease_ms, run.alarm_ms - self._kernel.env.now_ms())
-        return boot_ms + left_ms - margin_ms(lease_ms)
 
     # -- executors ----------------------------------------------------------------------------------------------------
 
@@ -375,6 +375,13 @@ class Worker:
         return executor
 
     # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def _look_soon(self) -> None:
+        """At once; but in a stream of ends wait a moment for more of them, since each look costs."""
+        if self._loop is not None and any(line.rate > STREAM_RATE for line in self._lines.values()):
+            self._loop.call_later(STREAM_PAUSE_S, self._look)
+        else:
+            self._look()
 
     def _look(self) -> None:
         """Take what the executors have; refill the slots at once; the reporter does the rest."""

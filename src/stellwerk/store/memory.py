@@ -107,6 +107,9 @@ class MemoryStore:
     def exclusive(self) -> bool:
         return self._exclusive
 
+    def low(self) -> str | None:
+        return None
+
     def foreign(self) -> str | None:
         return self._foreign
 

@@ -41,6 +41,9 @@ class Store(Protocol):
         While it is foreign, `apply` refuses batches and claims with `Unavailable`.
         """
 
+    def low(self) -> str | None:
+        """Why new runs are refused although the store answers (its disk is nearly full); None if they are not."""
+
     async def adopt(self, now_ms: int, actor: str) -> None:
         """An operator says that the foreign store is right. Writes StoreAdopted; followers from before are torn."""
 

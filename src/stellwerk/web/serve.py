@@ -60,7 +60,7 @@ class HttpServer:
 
     async def start(self, sockets: list[socket.socket] | None = None) -> int:
         """Listen at the settings' address, or at sockets that someone else has bound."""
-        self._sockets = [_bind(self._settings)] if sockets is None else sockets
+        self._sockets = [bind(self._settings)] if sockets is None else sockets
         config = self._server.config
         config.load()
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # bad requests are answered, not news
@@ -90,7 +90,8 @@ def _asgi(app: Front) -> Any:
     return call
 
 
-def _bind(settings: ServerSettings) -> socket.socket:
+def bind(settings: ServerSettings) -> socket.socket:
+    """The address of the settings, taken: who comes second is refused here, before anything else was done."""
     try:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
@@ -100,6 +101,7 @@ def _bind(settings: ServerSettings) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        bound.listen(BACKLOG)
         bound.setblocking(False)
     except OSError as error:
         bound.close()

@@ -113,7 +113,9 @@ class _Call:
         if any(unparks) or sheet.gates or self._book.limited:
             # Unparking and limits look at the rows of the database: these must be there.
             sheet = self._write_early(sheet)
-        unparked = [sum(self._unpark(key, ROWS_PER_BUNCH) for key in keys) for keys in unparks]
+        unparked = [0] * len(unparks)
+        if any(unparks):
+            unparked = [sum(self._unpark(key, ROWS_PER_BUNCH) for key in keys) for keys in unparks]
         if claims:
             claiming = Claiming(self._connection, sheet, self._book, events, self._now_ms)
             found = [claiming.serve(claim) for claim in claims]

@@ -20,14 +20,21 @@ class Ballast:
         self._path = folder / BALLAST_NAME
         self.is_off = False
 
+    def is_missed(self) -> bool:
+        """Whether it is off and there is still no room for it."""
+        return self.is_off and not self._has_room()
+
+    def _has_room(self) -> bool:
+        room = os.statvfs(self._path.parent)
+        return room.f_bavail * room.f_frsize >= ROOM_BYTES
+
     def take_in(self) -> None:
         """Have the file there, if there is room for it."""
         try:
             if self._path.exists() and self._path.stat().st_size == BALLAST_BYTES:
                 self.is_off = False
                 return
-            room = os.statvfs(self._path.parent)
-            if room.f_bavail * room.f_frsize < ROOM_BYTES:
+            if not self._has_room():
                 self.is_off = True
                 return
             self._write()

@@ -142,6 +142,14 @@ class Session:
         except sqlite3.Error:
             pass  # it is tried again with every commit
 
+    def low(self) -> str | None:
+        """Why new runs are refused, as long as that is so."""
+        try:
+            is_low = self._ballast.is_missed()
+        except OSError:
+            is_low = True
+        return f"the disk of {self._database.parent} is nearly full; no new runs are taken" if is_low else None
+
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def apply(self, batches: Sequence[Batch], claims: Sequence[Claim], now_ms: int) -> Applied:

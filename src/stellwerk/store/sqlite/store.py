@@ -144,6 +144,9 @@ class SqliteStore:
     def foreign(self) -> str | None:
         return self._session.foreign if self._session is not None else None
 
+    def low(self) -> str | None:
+        return self._session.low() if self._session is not None else None
+
     async def adopt(self, now_ms: int, actor: str) -> None:
         session = self._opened()
         known = read_mark(self._folder.path)
