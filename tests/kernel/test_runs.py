@@ -545,6 +545,15 @@ async def test_a_run_with_a_live_child_stays_until_the_child_has_ended(rig: Rig)
     assert (await rig.row(child)).state is State.WAITING
 
 
+async def test_a_run_whose_child_is_running_stays_too(rig: Rig, latch: Latch) -> None:
+    parent, child = await rig.submit(a_run(keep_ms=1), latch.command(parents=(0,)))
+    await rig.running(child)
+    await _later(rig, parent)
+    assert await rig.exists(parent)
+    latch.open()
+    await rig.end_of(child)
+
+
 async def _later(rig: Rig, run_id: str) -> None:
     async def looked_at() -> None:
         while True:

@@ -640,8 +640,8 @@ def _check_parts(world: World) -> None:
         worker: Any = host.worker
         for queue, (_, held) in worker.slots().items():
             line = worker._lines[queue]
-            if held or line.active or line.commands or line.waiting:
-                text = f"{host.name} {queue}: held {held}, active {line.active}, commands {line.commands}"
+            if held or line.active or any(line.kinds.values()) or line.waiting:
+                text = f"{host.name} {queue}: held {held}, active {line.active}, commands {line.kinds}"
                 raise Violation(FREE, f"{text}, waiting {len(line.waiting)}, and nothing is running")
         if worker.running:
             raise Violation(FREE, f"{host.name} holds {worker.running} runs, and nothing is running")

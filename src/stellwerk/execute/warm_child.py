@@ -37,7 +37,7 @@ from stellwerk.execute.protocol import Attempt
 
 NO_DEADLINE_BOOT_MS = 2**53  # of a child without a call: nothing runs that a lease could lose
 RECEIVE_BYTES = 256 * 1024
-QUEUED_MAX = 64  # more buys little, and all of them wait behind a slow neighbour for 20 ms
+QUEUED_MAX = 64  # all of them wait behind a slow neighbour for at most 20 ms, then they are taken back
 SHORT_US = 1_000  # a call up to here is short
 SHORTS_UNTIL_TRUSTED = 8  # so many short calls in a row until a child is given more than one at a time
 

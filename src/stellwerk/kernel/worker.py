@@ -204,8 +204,9 @@ class Worker:
     async def close(self) -> None:
         """End what still runs; nothing more is reported."""
         self._draining = True
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
+        for timer in (self._heartbeat, *(line.timer for line in self._lines.values())):
+            if timer is not None:
+                timer.cancel()
         for work in [*self._reporting, *self._opening.values(), *([self._beating] if self._beating else [])]:
             work.cancel()
         await asyncio.gather(*self._reporting, *self._opening.values(), return_exceptions=True)
@@ -284,16 +285,20 @@ class Worker:
             except Exception as error:
                 log.exception("an executor could not take %d attempts", len(attempts))
                 self._not_started(line, attempts, error)
-        if line.timer is None and (waiting or line.active > line.slots) and self._loop is not None:
+        self._arm_look_back(line)
+
+    def _arm_look_back(self, line: _Line) -> None:
+        waits = line.waiting or line.active > line.slots
+        if waits and line.timer is None and self._loop is not None:
             line.timer = self._loop.call_later(GIVE_BACK_AFTER_S, self._look_back, line)
 
     def _look_back(self, line: _Line) -> None:
         """Runs that were claimed ahead wait no longer behind slow ones: others may have slots, or a gate has shut."""
         line.timer = None
-        if not line.waiting and line.active <= line.slots:
-            return
         if self._now_s() - line.last_end_s < GIVE_BACK_AFTER_S:
-            self._hand_over(line)
+            self._arm_look_back(line)
+            return
+        if not line.waiting and line.active <= line.slots:
             return
         line.rate = 0.0
         for kind in ("process", "thread"):
@@ -301,6 +306,7 @@ class Worker:
             if executor is not None:
                 executor.give_back()
         self._give_back(line, GIVE_BACK_AFTER_S)
+        self._arm_look_back(line)
 
     def _not_started(self, line: _Line, attempts: Sequence[Attempt], error: Exception) -> None:
         """An executor that raises has a bug: nobody knows which of these have begun."""
