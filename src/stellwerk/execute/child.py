@@ -102,7 +102,7 @@ class WarmChild:
     def _next_request(self) -> Request | None:
         # Blocks for ever: if the host dies, its end of the socket is closed (and the keeper kills us anyway).
         frame, ancillary, _flags, _address = self._requests.recvmsg(
-            FRAME_BYTES_MAX, ROOM_FOR_ONE_FD, socket.MSG_CMSG_CLOEXEC
+            FRAME_BYTES_MAX, ROOM_FOR_ONE_FD, getattr(socket, "MSG_CMSG_CLOEXEC", 0)
         )
         if not frame:
             return None

@@ -23,7 +23,10 @@ def end_leftovers() -> None:
 
 def _has_children() -> bool:
     try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if hasattr(os, "waitid"):
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        else:
+            os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
         return False  # the usual case, and a proof, at the price of one system call
     return True

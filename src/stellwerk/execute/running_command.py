@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -15,6 +14,7 @@ from stellwerk.execute.attempt_folders import AttemptFolders
 from stellwerk.execute.attempt_pipes import AttemptPipes, LateReading
 from stellwerk.execute.command_outcome import outcome_of_end, outcome_of_failed_start
 from stellwerk.execute.keeper_link import KeeperLink, Spawn
+from stellwerk.execute.nameless_file import nameless_file
 from stellwerk.execute.protocol import Attempt, Output
 
 PIPE_HELD_S = 1.0
@@ -107,7 +107,7 @@ class RunningCommand:
         attempt, shared = self.attempt, self._shared
         self._folder = shared.folders.make()
         argv = self._argv(self._folder)
-        stdin = shared.devnull if attempt.stdin is None else _file_with(attempt.stdin, self._folder)
+        stdin = shared.devnull if attempt.stdin is None else nameless_file(attempt.stdin, self._folder)
         try:
             self._pipes = AttemptPipes(
                 shared.loop, shared.output, run_id=attempt.run_id, number=attempt.number, ended=self._pipes_ended
@@ -174,17 +174,3 @@ class RunningCommand:
         if self._folder is not None:
             self._shared.folders.remove(self._folder, self._script)
         self._owner.command_over(self, self._outcome)
-
-
-def _file_with(content: bytes, folder: str) -> int:
-    """A file at its beginning, without a name: never a pipe that the host would have to feed."""
-    if hasattr(os, "memfd_create"):
-        file = os.memfd_create("stdin")
-    else:
-        with tempfile.TemporaryFile(dir=folder) as temporary:
-            file = os.dup(temporary.fileno())
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(file, rest) :]
-    os.lseek(file, 0, os.SEEK_SET)
-    return file

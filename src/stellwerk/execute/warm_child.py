@@ -33,6 +33,8 @@ from stellwerk.execute.call_frames import (
     split_replies,
 )
 from stellwerk.execute.keeper_link import KeeperLink, Spawn
+from stellwerk.execute.nameless_file import nameless_file
+from stellwerk.execute.process_table import IS_LINUX
 from stellwerk.execute.protocol import Attempt
 
 NO_DEADLINE_BOOT_MS = 2**53  # of a child without a call: nothing runs that a lease could lose
@@ -105,7 +107,7 @@ class WarmChild:
 
     def launch(self, settings: ChildSettings, env: Mapping[str, str], cwd: str) -> None:
         """Ask the keeper for the process; `child_ended` follows in any case."""
-        self._requests, self._requests_read = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._requests, self._requests_read = _request_sockets()
         self._replies, replies_child = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._requests.setblocking(False)
         self._replies.setblocking(False)
@@ -230,7 +232,7 @@ class WarmChild:
         while True:
             try:
                 frame, ancillary, _flags, _address = self._requests_read.recvmsg(
-                    FRAME_BYTES_MAX, socket.CMSG_SPACE(4), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+                    FRAME_BYTES_MAX, socket.CMSG_SPACE(4), socket.MSG_DONTWAIT | getattr(socket, "MSG_CMSG_CLOEXEC", 0)
                 )
             except BlockingIOError:
                 break
@@ -316,6 +318,18 @@ class WarmChild:
             self._link.set_deadline(self._handle, deadline_boot_ms)
 
 
+def _request_sockets() -> tuple[socket.socket, socket.socket]:
+    """A pair that keeps frames apart and lets each be read by exactly one reader."""
+    if IS_LINUX:
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    for end in pair:
+        # Elsewhere the usual limit of a frame is 2 KiB.
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * FRAME_BYTES_MAX)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * FRAME_BYTES_MAX)
+    return pair
+
+
 def _request_frame(call: Call) -> bytes:
     attempt = call.attempt
     action = attempt.action
@@ -338,10 +352,8 @@ def _request_frame(call: Call) -> bytes:
 
 
 def _send_in_memfd(requests: socket.socket, serial: int, frame: bytes) -> None:
-    fd = os.memfd_create("stellwerk-call", os.MFD_CLOEXEC)
+    fd = nameless_file(frame)
     try:
-        with os.fdopen(os.dup(fd), "wb") as file:
-            file.write(frame)
         socket.send_fds(requests, [IN_MEMFD + serial.to_bytes(SERIAL_BYTES, "big")], [fd])
     finally:
         os.close(fd)
