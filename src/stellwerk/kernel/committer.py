@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from stellwerk.core.batch import Applied, Batch, Claim, Claimed, PutGate, PutRecord, Receipt
@@ -74,7 +75,7 @@ class Committer:
         self._env = env
         self._feed = feed
         self._dispatch = dispatch
-        self._waiting: list[_Waiting] = []
+        self._waiting: deque[_Waiting] = deque()
         self._rows_waiting = 0
         self._standing: dict[str, _Standing] = {}
         self._dry: set[str] = set()  # queues in which the last claim found less than it wanted, and nothing came since
@@ -193,7 +194,7 @@ class Committer:
         entries: list[_Waiting] = []
         rows = 0
         while self._waiting and (not entries or rows + self._waiting[0].rows <= ROWS_PER_COMMIT):
-            entry = self._waiting.pop(0)
+            entry = self._waiting.popleft()
             rows += entry.rows
             if not entry.answer.done():
                 entries.append(entry)
