@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -91,7 +92,7 @@ async def test_a_given_up_run_is_ended_and_the_others_are_not(rig: Rig) -> None:
 
 async def test_a_background_child_of_a_finished_command_is_killed(rig: Rig) -> None:
     token = new_token()
-    words = " ".join(nasty_argv("three_sessions", token))
+    words = shlex.join(nasty_argv("three_sessions", token))
     outcome = await rig.shell(f"{words} > up & until grep -q ready up; do sleep 0.01; done; exit 0")
     assert outcome == Succeeded(exit_code=0)
     assert alive(token) == set()

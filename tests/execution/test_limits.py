@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import pytest
 from tests.execution.survivors import ROOT, host_environment
 
 pytestmark = pytest.mark.crash
-HOST = f"{sys.executable} {ROOT / 'tests/execution/many_commands.py'}"
+HOST = shlex.join([sys.executable, str(ROOT / "tests/execution/many_commands.py")])
 
 
 def outcomes(script: str) -> dict[str, int]:

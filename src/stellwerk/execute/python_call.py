@@ -206,12 +206,11 @@ class PythonExecutor:
         """Children that may be given calls: as many idle ones as the limit leaves, then those at work with room."""
         busy = sum(1 for child in self._children if child.open and not child.is_stopping)
         ready = [child for child in self._children if child.is_open_for_calls(now_boot_ms)]
-        short = [child for child in ready if child.has_short_calls]
-        if short:
-            # More children than cores would only take turns.
-            return short[: min(CORES, self._children_max)]
-        idle = [child for child in ready if not child.open]
-        return idle[: max(0, self._children_max - busy)] + [child for child in ready if child.open]
+        at_work = [child for child in ready if child.open]
+        idle = [child for child in ready if not child.open][: max(0, self._children_max - busy)]
+        short = [child for child in (*at_work, *idle) if child.has_short_calls]
+        # Of those with short calls, more than there are cores would only take turns.
+        return short[:CORES] if short else idle + at_work
 
     def _settle(self, child: WarmChild) -> None:
         """Make sure what the child is doing: afterwards at most one call is open there, and that one has begun.
