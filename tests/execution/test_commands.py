@@ -124,8 +124,8 @@ async def test_who_holds_the_output_from_outside_the_tree_does_not_hold_the_end(
     )
     assert holder.stdin is not None
     assert holder.stdout is not None
-    run_id = rig.last = rig.start(Shell("echo /proc/$$/fd/1; read -r < go; exit 0"))
     os.mkfifo(tmp_path / "go")
+    run_id = rig.last = rig.start(Shell("echo /proc/$$/fd/1; read -r < go; exit 0"))
     try:
         async with asyncio.timeout(20):
             while not rig.lines[run_id]:
