@@ -11,6 +11,8 @@ import cProfile
 import gc
 import os
 import pstats
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -32,14 +34,11 @@ RUNS = 20_000
 BULK = 1_000
 
 
-async def main() -> None:
-    gc.set_threshold(50_000)
-    with scratch_folder() as folder:
-        bare = cycles_per_second(folder)
-    say("bare loop, 3 commits a run", f"{bare:,.0f} runs/s   (yardstick)")
+def main() -> None:
+    """Each way in a process of its own, so that none inherits the state of another."""
     for isolation in ("thread", "process"):
-        for computing in (False, True):
-            await _cycles(isolation, computing)
+        for computing in ("idle", "computing"):
+            subprocess.run([sys.executable, "-m", "bench.cycle", isolation, computing], check=True)
 
 
 async def _cycles(isolation: str, computing: bool) -> None:
@@ -194,4 +193,5 @@ def _say_parts(spent: dict[str, float], shares: dict[str, float], children_us: f
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    gc.set_threshold(50_000)
+    asyncio.run(_cycles(sys.argv[1], sys.argv[2] == "computing"))
