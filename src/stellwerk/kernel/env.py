@@ -7,6 +7,8 @@ import secrets
 import time
 from typing import Protocol
 
+from stellwerk.execute.boot_clock import boot_ms
+
 
 class Env(Protocol):
     """The outside world that a decision may depend on. Waiting itself is the event loop's business."""
@@ -60,9 +62,3 @@ class SystemEnv:
 def time_ordered_id(now_ms: int, counter: int, tail: int) -> str:
     """26 characters of hexadecimal: 11 of milliseconds, 5 of a counter within them, 10 of chance."""
     return f"{now_ms:011x}{counter:05x}{tail:010x}"
-
-
-def boot_ms() -> int:
-    """CLOCK_BOOTTIME where there is one, else the monotonic clock."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime_ns(clock) // 1_000_000
