@@ -11,7 +11,6 @@ import re
 from stellwerk.core.errors import Refused
 
 NAME_CHARS_MAX = 100
-RUN_ID_BYTES_MAX = 200
 KEYS_PER_RUN_MAX = 8
 LABELS_MAX = 32
 LABEL_CHARS_MAX = 200
@@ -51,11 +50,6 @@ def check_text(text: str, where: str, chars_max: int) -> str:
     if not text or len(text) > chars_max or _PRINTABLE.fullmatch(text) is None:
         raise Refused(f"{where} must be 1 to {chars_max} characters without control characters", where)
     return text
-
-
-def job_key(scope: str, name: str) -> str:
-    """The key of a job as events, filters and people spell it."""
-    return f"{scope}/{name}"
 
 
 def gate_key(scope: str | None, name: str | None) -> str:

@@ -164,10 +164,6 @@ class LogBuffer:
         """Nothing of this attempt waits to be taken or confirmed any more."""
         return (run_id, number) not in self._logs
 
-    def has_lines(self) -> bool:
-        """Would `take` hand out anything now?"""
-        return bool(self._with_lines)
-
     # ── lines ──
 
     def _log_of(self, run_id: str, number: int) -> _AttemptLog:

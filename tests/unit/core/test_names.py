@@ -16,7 +16,6 @@ from stellwerk.core.names import (
     check_run_id,
     check_text,
     gate_key,
-    job_key,
     run_keys,
 )
 
@@ -153,10 +152,6 @@ def test_free_text_is_refused_if_it_is_empty_too_long_or_holds_control_character
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_job_key_is_scope_and_name() -> None:
-    assert job_key("shop/eu", "import") == "shop/eu/import"
 
 
 @pytest.mark.parametrize(

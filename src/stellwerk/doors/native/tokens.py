@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from stellwerk.core.errors import Refused
-from stellwerk.core.names import check_run_id, check_text
+from stellwerk.core.names import NAME_CHARS_MAX, check_run_id, check_text
 from stellwerk.core.times import parse_time, show_time
 from stellwerk.doors.native.run_wish import Moment
 from stellwerk.kernel.kernel import Kernel
@@ -15,8 +15,6 @@ from stellwerk.web.answer import Answer, json_answer
 from stellwerk.web.call import Call
 from stellwerk.web.params import text_param
 from stellwerk.web.routes import Route
-
-NAME_CHARS_MAX = 100
 
 
 class TokenWish(Struct, frozen=True, forbid_unknown_fields=True):
