@@ -172,10 +172,10 @@ class Ticker:
 
     async def _expired(self, ended: list[Run], now_ms: int) -> list[Turn]:
         """Runs to forget. One with live children stays, and is looked at again later."""
-        if not ended:
-            return []
         parents = tuple(run.id for run in ended if run.has_children)
-        live_below = (await self._kernel.store.load(Facts(live_below=parents))).live_below
+        live_below: frozenset[str] = frozenset()
+        if parents:
+            live_below = (await self._kernel.store.load(Facts(live_below=parents))).live_below
         stay = [run for run in ended if run.id in live_below]
         if stay:
             later_ms = now_ms + KEPT_FOR_CHILDREN_MS
