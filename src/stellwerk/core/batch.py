@@ -25,6 +25,11 @@ class AddRun(Struct, frozen=True):
     run: Run
     bodies: tuple[Body, ...] = ()
 
+    @property
+    def wanted_key(self) -> str | None:
+        """The live key that must be free: also for a run that ends with its adding, and so never holds it."""
+        return self.run.live_key or self.run.spec.live_key
+
 
 class ChangeRun(Struct, frozen=True):
     """The whole new row. Its version is the old one + 1; `lease_ms`, if given, is the lease end that was seen."""
@@ -275,12 +280,14 @@ class _Written:
         freed = _freed(batch)
         taken: dict[str, str] = {}
         for add in batch.adds:
-            if add.run.live_key is None:
+            live_key = add.wanted_key
+            if live_key is None:
                 continue
-            holder = taken.get(add.run.live_key) or self._holder(add.run.live_key, freed)
+            holder = taken.get(live_key) or self._holder(live_key, freed)
             if holder is not None:
-                return AlreadyLive(add.run.live_key, holder)
-            taken[add.run.live_key] = add.run.id
+                return AlreadyLive(live_key, holder)
+            if add.run.live_key is not None:
+                taken[live_key] = add.run.id
         return None
 
     def _holder(self, live_key: str, freed: set[str]) -> str | None:

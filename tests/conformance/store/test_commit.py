@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from stellwerk.core.batch import AlreadyLive, Batch, Committed, Conflict, RowVersion
 from stellwerk.core.errors import Unavailable
 from stellwerk.core.facts import Facts
-from stellwerk.core.run import Body, Command, Failed, Signal, State
+from stellwerk.core.run import Body, Command, Failed, Nothing, Signal, State
 from stellwerk.store.memory import MemoryStore
 from stellwerk.store.protocol import Store
 from tests.builders import (
@@ -174,6 +175,8 @@ async def test_a_run_can_be_added_again_after_its_drop_in_the_same_call(store: S
 async def test_a_second_run_with_a_live_key_is_refused_with_the_name_of_the_first(store: Store) -> None:
     await do(store, an_add("a", live_key="k"))
     assert await refusal(store, an_add("b", live_key="k")) == AlreadyLive("k", "a")
+    ends_at_once = an_add("c", structs.replace(a_spec(action=Nothing()), live_key="k"), live_key="k")
+    assert await refusal(store, ends_at_once) == AlreadyLive("k", "a")
 
 
 async def test_a_live_key_is_compared_within_one_call(store: Store) -> None:

@@ -224,7 +224,7 @@ def _compare(
     rows = [row for batch in batches for row, _ in rows_compared(batch)]
     run_ids = {row[1] for row in rows if row[0] == "run"}
     places = {row[1:] for row in rows if row[0] == "record"}
-    live_keys = {add.run.live_key for batch in batches for add in batch.adds if add.run.live_key is not None}
+    live_keys = {add.wanted_key for batch in batches for add in batch.adds if add.wanted_key is not None}
     known: dict[str, Known] = {}
     holders: dict[str, str] = {}
     versions: dict[RowKey, int] = {("gate", gate.key, gate.kind): gate.version for gate in book.gates}
